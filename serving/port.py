@@ -1,0 +1,285 @@
+"""What serving needs from outside, and what it hands back: structs and Protocols only.
+
+The console implements these Protocols in `console/contract.py`; nothing here imports it. Every struct is immutable:
+a gateway swaps a whole Snapshot, it never edits one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+# ---------------------------------------------------------------------------------------------------------------
+# Configuration a gateway runs on
+
+
+class Principal(msgspec.Struct, frozen=True, kw_only=True):
+    """Who is calling: one API key of one tenant, or a tenant's playground."""
+
+    key_id: str
+    key_name: str
+    tenant_id: str
+    tenant_name: str
+    source: str = "api"  # "api" or "playground"
+    allowed_models: tuple[str, ...] | None = None  # None: every route
+    expires_at: float | None = None  # seconds since the epoch
+    revoked: bool = False
+
+
+class Replica(msgspec.Struct, frozen=True, kw_only=True):
+    """One running copy of a model that can take requests, and how to reach it."""
+
+    id: str
+    name: str  # "smollm2-135m r1"
+    deployment_id: str
+    deployment_name: str
+    state: str  # "ready" takes requests; "draining" finishes its own; others take none
+    engine: str  # "embedded", "vllm", ...
+    engine_version: str
+    runtime: str
+    device: str  # "cpu", "gpu-a a0"
+    epoch: int  # launch epoch: a restarted replica is a new one to connection pools and breakers
+    uds: str | None = None  # path of the worker's Unix socket
+    url: str | None = None  # or its base URL, with api_key
+    api_key: str | None = None
+    served_name: str = ""  # the model name that the engine knows
+    max_num_seqs: int = 0
+    num_blocks: int = 0
+    block_size: int = 0
+
+
+class Route(msgspec.Struct, frozen=True, kw_only=True):
+    """A public model name and where its requests may go."""
+
+    id: str
+    name: str  # what callers put into "model"
+    deployment_ids: tuple[str, ...]
+    created: int  # seconds since the epoch
+    owned_by: str = "fanlight"
+    policy: str = "least-connections"  # or "round-robin"
+    max_model_len: int = 0  # tokens; 0: unknown
+    max_prompt_tokens: int = 0  # tokens; 0: max_model_len - 1
+    default_max_tokens: int | None = None
+    deadline_s: float = 600.0  # for requests without streaming
+    first_token_deadline_s: float = 120.0
+    price_version: int | None = None
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """The read-only configuration of a gateway. `version` grows with every change of a snapshot table."""
+
+    version: int
+    taken_at: float  # wall seconds at which it was last confirmed against the database
+    keys: Mapping[str, Principal]  # by key digest (hex HMAC-SHA-256)
+    playground: Mapping[str, Principal]  # by tenant id
+    routes: Mapping[str, Route]  # by public name
+    replicas: Mapping[str, Replica]  # by replica id
+
+
+class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker's own account of itself, as of `at` (wall seconds)."""
+
+    at: float
+    running: int
+    waiting: int
+    kv_usage: float  # 0..1
+    free_blocks: int
+    steps: int
+
+
+class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a gateway process is told once, at start."""
+
+    journal_root: Path  # one directory per gateway process is made below it
+    secret: bytes  # roots key digests, cache salts and end-user digests; see serving.apikey
+    version: str
+    instance: str  # "web-12345": names this process in records and logs
+    max_body_bytes: int = 4 * 1024 * 1024
+    max_in_flight: int = 2048
+    snapshot_max_age_s: float = 900.0
+    metrics_token: str | None = None
+    trusted_proxies: tuple[str, ...] = ()
+    min_free_disk_bytes: int = 1_000_000_000
+    unsent_bytes_limit: int = 1_000_000
+    drain_s: float = 30.0
+    fault_delays: Mapping[
+        str, float
+    ] = {}  # testing only: phase -> seconds slept in exactly that phase
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# What a request leaves behind
+
+
+class Outcome(StrEnum):
+    """How a request ended. The billing rule of each stands in docs/metering.md."""
+
+    OK = "ok"
+    CANCELLED = "cancelled"  # the client left
+    ERROR = "error"  # the engine or the way to it failed
+    TIMEOUT = "timeout"  # a deadline of the route cut it
+    REJECTED = "rejected"  # never dispatched: bad input, limits, no replica
+    SLOW_READER = "slow_reader"  # the client did not read and its unsent bytes reached the bound
+    GATEWAY_LOST = "gateway_lost"  # the gateway died; settled from its journal by the shipper
+
+
+class UsageRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One immutable billable line for one authenticated request. `id` is the gateway's UUIDv7, never the client's."""
+
+    id: str
+    started_at: (
+        float  # wall seconds; the id's own millisecond stamp, so that (started_at, id) is one key
+    )
+    tenant_id: str
+    key_id: str
+    model: str
+    outcome: str
+    prompt_tokens: int = 0
+    cached_tokens: int = 0  # inside prompt_tokens
+    completion_tokens: int = 0
+    reasoning_tokens: int = 0  # inside completion_tokens
+    price_version: int | None = None
+
+
+PHASES = (
+    "receive",  # first byte to whole body
+    "auth",  # key to Principal
+    "admission",  # body checked, limits reserved
+    "queue",  # waiting for a slot at the gateway
+    "routing",  # choosing the replica
+    "connect",  # request written until the engine has read it
+    "tokenize",  # chat template and tokenizer in the engine
+    "engine_queue",  # queued in the engine until first scheduled
+    "prefill",  # first scheduled until the first token is sampled
+    "decode",  # first token until the engine's last
+    "engine",  # where an engine tells no phases: request written until its end
+    "deliver",  # the engine's last token until the last byte is handed to the client
+    "settle",  # after the last byte: usage and records made
+)
+
+
+class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One small telemetry row (scalars only, at most 400 bytes) for one Request. Times are microseconds."""
+
+    id: str
+    started_at: float
+    tenant_id: str | None
+    key_id: str | None
+    source: str  # api, playground
+    endpoint: str  # chat, completions
+    model: str
+    stream: bool
+    outcome: str
+    status: int  # HTTP status sent to the client
+    code: str = ""  # error.code, where there was an error
+    finish_reason: str = ""
+    deployment_id: str | None = None
+    replica_id: str | None = None
+    device: str = ""
+    attempts: int = 0  # dispatches: 1 without a retry
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    duration_us: int = 0  # received to settled
+    ttft_us: int | None = None  # received to first token handed to the client
+    itl_p50_us: int | None = None
+    itl_p99_us: int | None = None
+    itl_max_us: int | None = None
+    gateway_us: int = 0  # receive + auth + admission + routing + connect + deliver + settle
+    queue_us: int = 0
+    engine_queue_us: int = 0  # tokenize + engine_queue
+    prefill_us: int = 0
+    decode_us: int = 0
+    unattributed_us: int = 0  # what no phase covers
+    preemptions: int = 0
+    end_user: str = ""  # HMAC of the body's `user`, 16 hex digits
+    client_request_id: str = ""  # the caller's own x-request-id, at most 64 characters
+    trace_id: str = ""  # W3C, 32 hex digits
+    gateway: str = ""
+    gateway_version: str = ""
+    snapshot_version: int = 0
+    engine_version: str = ""
+
+
+class RequestDetail(msgspec.Struct, frozen=True, kw_only=True):
+    """Events and decisions of one Request, at most 4 KB. Times are microseconds since it was received.
+
+    events: [source, name, t, args] with source "gateway" or "engine"; phases: [name, start, end, args];
+    candidates: one dict per replica looked at {replica_id, name, device, in_flight, max_num_seqs, running, waiting,
+    kv_usage, score, verdict}; gaps: inter-token gaps as the gateway saw them, in units of 100 microseconds.
+    """
+
+    id: str
+    started_at: float
+    events: Sequence[tuple[str, str, int, Mapping[str, Any]]] = ()
+    phases: Sequence[tuple[str, int, int, Mapping[str, Any]]] = ()
+    clock: str = ""  # "shared": both sides read one monotonic clock; "wall": mapped by wall anchors
+    decision: Mapping[str, Any] = {}  # {policy, reason, at, took_us, replica_id}
+    candidates: Sequence[Mapping[str, Any]] = ()
+    gaps: Sequence[int] = ()
+    gaps_dropped: int = 0
+    params: Mapping[str, Any] = {}  # sampling as sent to the engine; never content
+    attempts: Sequence[Mapping[str, Any]] = ()  # [{replica_id, error, t}] of the ones that failed
+    engine: Mapping[str, Any] = {}  # {cached_tokens, computed_tokens, block_size, preemptions, ...}
+    error: str = ""  # the message the client got
+
+
+class Settled(msgspec.Struct, frozen=True, kw_only=True, tag="settled"):
+    """What the finaliser writes to the journal: everything about one finished request."""
+
+    usage: UsageRecord | None  # None: unauthenticated, only counted
+    record: RequestRecord
+    detail: RequestDetail
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Protocols
+
+
+class SnapshotSource(Protocol):
+    """Keeps a Snapshot fresh. `current()` never blocks and never raises; the caller checks `taken_at`."""
+
+    def current(self) -> Snapshot: ...
+
+
+class LiveState(Protocol):
+    """Live load of replicas as workers report it; None where nothing is known. Never blocks."""
+
+    def load(self, replica_id: str) -> ReplicaLoad | None: ...
+
+
+class RecordSink(Protocol):
+    """Where the shipper delivers. Idempotent by record id; raises when nothing was written, and is called again."""
+
+    def write(self, batch: Sequence[Settled]) -> None: ...
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True):
+    """One piece of a streamed answer for a caller inside the process (the playground)."""
+
+    kind: str  # "started", "delta", "done", "error"
+    request_id: str
+    text: str = ""
+    finish_reason: str | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    ttft_ms: float | None = None
+    elapsed_ms: float = 0.0
+    replica: str = ""
+    status: int = 200
+    code: str = ""
+    message: str = ""
+
+
+class Inference(Protocol):
+    """The same pipeline that /v1 runs, for the playground's socket: same checks, limits, records.
+
+    Closing the iterator (aclose) is a client that left: the engine is aborted and the request settled.
+    """
+
+    def chat(self, principal: Principal, body: Mapping[str, Any]) -> AsyncIterator[Delta]: ...
