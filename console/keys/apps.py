@@ -1,0 +1,5 @@
+from django.apps import AppConfig
+
+
+class KeysConfig(AppConfig):
+    name = "console.keys"

@@ -1,0 +1,74 @@
+"""Telemetry rows as the shipper writes them. Both tables are partitioned by day on started_at (see migration 0001).
+
+The database's key is (started_at, id); Django is told `id` alone. started_at is the UUIDv7's own millisecond stamp,
+so either gives the other: query with both, or the planner visits every partition.
+"""
+
+from __future__ import annotations
+
+from django.db import models
+
+
+class RequestRecord(models.Model):
+    """Scalars of one Request; lists and charts read only this. Times are microseconds. See serving.port."""
+
+    id = models.UUIDField(primary_key=True)
+    started_at = models.DateTimeField()
+    tenant_id = models.UUIDField(null=True)
+    key_id = models.UUIDField(null=True)
+    source = models.CharField(max_length=10)
+    endpoint = models.CharField(max_length=16)
+    model = models.CharField(max_length=120)
+    stream = models.BooleanField()
+    outcome = models.CharField(max_length=14)
+    status = models.SmallIntegerField()
+    code = models.CharField(max_length=64)
+    finish_reason = models.CharField(max_length=16)
+    deployment_id = models.UUIDField(null=True)
+    replica_id = models.UUIDField(null=True)
+    device = models.CharField(max_length=64)
+    attempts = models.SmallIntegerField()
+    prompt_tokens = models.IntegerField()
+    cached_tokens = models.IntegerField()
+    completion_tokens = models.IntegerField()
+    duration_us = models.BigIntegerField()
+    ttft_us = models.BigIntegerField(null=True)
+    itl_p50_us = models.BigIntegerField(null=True)
+    itl_p99_us = models.BigIntegerField(null=True)
+    itl_max_us = models.BigIntegerField(null=True)
+    gateway_us = models.BigIntegerField()
+    queue_us = models.BigIntegerField()
+    engine_queue_us = models.BigIntegerField()
+    prefill_us = models.BigIntegerField()
+    decode_us = models.BigIntegerField()
+    unattributed_us = models.BigIntegerField()
+    preemptions = models.SmallIntegerField()
+    end_user = models.CharField(max_length=16)
+    client_request_id = models.CharField(max_length=64)
+    trace_id = models.CharField(max_length=32)
+    gateway = models.CharField(max_length=64)
+    gateway_version = models.CharField(max_length=24)
+    snapshot_version = models.BigIntegerField()
+    engine_version = models.CharField(max_length=40)
+
+    class Meta:
+        managed = False
+        db_table = "telemetry_requestrecord"
+
+    def __str__(self) -> str:
+        return str(self.id)
+
+
+class RequestDetail(models.Model):
+    """Events and decisions of one Request: serving.port.RequestDetail as JSON (gaps included)."""
+
+    id = models.UUIDField(primary_key=True)
+    started_at = models.DateTimeField()
+    body = models.JSONField()
+
+    class Meta:
+        managed = False
+        db_table = "telemetry_requestdetail"
+
+    def __str__(self) -> str:
+        return str(self.id)

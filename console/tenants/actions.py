@@ -1,0 +1,49 @@
+"""Make tenants and put people into them."""
+
+from __future__ import annotations
+
+from django.core.exceptions import ValidationError
+from django.db import transaction
+
+from console.audit.actions import Actor, record
+from console.base.models import User
+from console.errors import NotAllowed, Refused
+from console.tenants.models import Membership, Tenant
+
+
+@transaction.atomic
+def create_tenant(actor: Actor, name: str, display_name: str = "") -> Tenant:
+    """Make a tenant. Raises NotAllowed for anyone but an admin, Refused for a bad or taken name."""
+    if not actor.is_admin:
+        raise NotAllowed("Only platform admins can create tenants.")
+    tenant = Tenant(name=name, display_name=display_name)
+    try:
+        tenant.full_clean()
+    except ValidationError as error:
+        raise Refused(" ".join(error.messages)) from error
+    tenant.save()
+    record(actor, "tenant.create", tenant, tenant.id)
+    return tenant
+
+
+@transaction.atomic
+def add_member(
+    actor: Actor, tenant: Tenant, user: User, role: str = Membership.Role.MEMBER
+) -> Membership:
+    """Put a person into a tenant, or change their role there."""
+    if not actor.is_admin:
+        raise NotAllowed("Only platform admins can change who belongs to a tenant.")
+    membership, _created = Membership.objects.update_or_create(
+        tenant=tenant, user=user, defaults={"role": role}
+    )
+    record(actor, "tenant.member", tenant, tenant.id, user=user.get_username(), role=role)
+    return membership
+
+
+def may_manage(actor: Actor, tenant: Tenant) -> bool:
+    """Whether the actor may create and revoke this tenant's keys: admins and the tenant's owners."""
+    if actor.is_admin:
+        return True
+    return Membership.objects.filter(
+        tenant=tenant, user=actor.user, role=Membership.Role.OWNER
+    ).exists()

@@ -1,0 +1,11 @@
+#!/usr/bin/env python3
+"""The one command line of Fanlight: `python manage.py up` serves, `python manage.py help` lists the rest."""
+
+import os
+import sys
+
+if __name__ == "__main__":
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "console.settings")
+    from django.core.management import execute_from_command_line
+
+    execute_from_command_line(sys.argv)
