@@ -1,0 +1,65 @@
+"""The embedded engine as a worker: `python -m engine serve …` on a Unix socket."""
+
+from __future__ import annotations
+
+import sys
+
+from engine.adapters.base import AdapterError, WorkerSpec
+
+# Parameter of a deployment -> (option, lowest, highest). Nothing else reaches the command line.
+_NUMBERS: dict[str, tuple[str, int, int]] = {
+    "max_num_seqs": ("--max-num-seqs", 1, 1024),
+    "max_num_batched_tokens": ("--max-num-batched-tokens", 16, 65536),
+    "num_blocks": ("--num-blocks", 16, 1 << 22),
+    "block_size": ("--block-size", 8, 256),
+    "max_model_len": ("--max-model-len", 64, 1 << 20),
+    "max_queued": ("--max-queued", 1, 65536),
+}
+FAULT_PHASES = ("tokenize", "engine_queue", "prefill", "decode", "hang")
+
+
+def command(spec: WorkerSpec) -> list[str]:
+    """The argv of a worker. Raises AdapterError for a parameter that is unknown or out of range."""
+    argv = [sys.executable, "-m", "engine", "serve", "--model", str(spec.model_path)]
+    argv += ["--served-model-name", spec.served_name, "--model-revision", spec.model_revision]
+    argv += [
+        "--uds",
+        str(spec.uds),
+        "--introspection-port",
+        "0",
+        "--ready-file",
+        str(spec.ready_file),
+    ]
+    argv += ["--threads", str(spec.threads), "--log-json"]
+    for name, value in spec.parameters.items():
+        argv += _option(name, value)
+    for phase, seconds in spec.fault_delays.items():
+        if phase in FAULT_PHASES:
+            argv += ["--fault-delay", f"{phase}={seconds * 1000:g}"]
+    return argv
+
+
+def environment(threads: int) -> dict[str, str]:
+    """A worker's whole environment: no secret of Fanlight, no proxy, nothing of the shell that started it."""
+    return {
+        "PATH": "/usr/local/bin:/usr/bin:/bin",
+        "LANG": "C.UTF-8",
+        "OMP_NUM_THREADS": str(threads),
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _option(name: str, value: object) -> list[str]:
+    if name == "prefix_cache" and isinstance(value, bool):
+        return [] if value else ["--no-prefix-cache"]
+    if name == "dtype" and value in {"bf16", "fp32"}:
+        return ["--dtype", str(value)]
+    if name not in _NUMBERS:
+        raise AdapterError(
+            f"{name} is not a parameter of the embedded engine, or its value cannot be used."
+        )
+    option, low, high = _NUMBERS[name]
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise AdapterError(f"{name} must be a whole number from {low} to {high}.")
+    return [option, str(value)]

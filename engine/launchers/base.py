@@ -1,0 +1,48 @@
+"""What a launcher is: starts, watches and ends the process tree of one worker.
+
+Nothing here knows the console; a controller passes in ids, command lines and folders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One start of one replica's worker."""
+
+    replica_id: str
+    epoch: int
+    argv: Sequence[str]
+    env: Mapping[str, str]  # complete: a worker inherits nothing
+    cwd: Path
+
+
+@dataclass(frozen=True)
+class WorkerView:
+    """What can be seen of a worker from outside, without asking it anything."""
+
+    epoch: int
+    pid: int
+    pid_ticks: int  # start time in clock ticks since boot: with pid, names a process for as long as the machine is up
+    alive: bool
+    exit_reason: str = ""  # "exit status 1", "signal 9 (SIGKILL)"; empty while alive or unknown
+    ready: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # the worker's ready file; empty until it is there
+
+
+class Launcher(Protocol):
+    """Starts workers that outlive the controller."""
+
+    def launch(self, launch: Launch) -> None: ...
+
+    def observe(self, replica_id: str) -> WorkerView | None: ...
+
+    def end(self, replica_id: str, grace_s: float) -> None: ...
+
+    def kill(self, replica_id: str) -> None: ...

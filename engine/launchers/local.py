@@ -1,0 +1,131 @@
+"""Workers as processes of this machine, each below a shim, each with a folder of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from engine.launchers import process
+from engine.launchers.base import Launch, WorkerView
+
+
+class LocalLauncher:
+    """Launcher for one host. Everything it knows is in `root/<replica id>/`, so a new controller sees the same."""
+
+    def __init__(self, root: Path, guardian: Path | None = None) -> None:
+        self.root = root
+        self.guardian = guardian
+
+    def folder(self, replica_id: str) -> Path:
+        """Folder of a replica's worker: worker.json, ready.json, exit.json, worker.log."""
+        return self.root / replica_id
+
+    def ready_file(self, replica_id: str) -> Path:
+        """Where the worker says that it is ready."""
+        return self.folder(replica_id) / "ready.json"
+
+    def launch(self, launch: Launch) -> None:
+        """Start a worker under a shim in a session of its own. Any worker of an earlier epoch must have ended."""
+        folder = self.folder(launch.replica_id)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for name in ("worker.json", "ready.json", "exit.json"):
+            (folder / name).unlink(missing_ok=True)
+        command = [
+            sys.executable,
+            "-m",
+            "engine.launchers.shim",
+            "--folder",
+            str(folder),
+            "--epoch",
+            str(launch.epoch),
+        ]
+        if self.guardian is not None:
+            command += ["--guardian", str(self.guardian)]
+        with (folder / "shim.log").open("wb") as log:
+            subprocess.Popen(
+                [*command, "--", *launch.argv],
+                env=dict(launch.env),
+                cwd=launch.cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._reap()
+
+    def observe(self, replica_id: str) -> WorkerView | None:
+        """What is known of the replica's newest worker; None when none was ever started."""
+        self._reap()
+        folder = self.folder(replica_id)
+        worker = _read(folder / "worker.json")
+        if worker is None:
+            return None
+        ended = _read(folder / "exit.json")
+        alive = process.is_alive(worker["pid"], worker["pid_ticks"])
+        reason = "" if alive else (ended or {}).get("reason", "ended together with its shim")
+        return WorkerView(
+            epoch=worker["epoch"],
+            pid=worker["pid"],
+            pid_ticks=worker["pid_ticks"],
+            alive=alive,
+            exit_reason=reason,
+            ready=_read(folder / "ready.json") or {},
+        )
+
+    def end(self, replica_id: str, grace_s: float) -> None:
+        """Ask the worker to drain and end; kill it after `grace_s`. Returns when it is gone."""
+        worker = _read(self.folder(replica_id) / "worker.json")
+        if worker is None:
+            return
+        process.signal_if_same(worker["pid"], worker["pid_ticks"], signal.SIGTERM)
+        deadline = time.monotonic() + grace_s
+        while process.is_alive(worker["pid"], worker["pid_ticks"]):
+            if time.monotonic() > deadline:
+                self.kill(replica_id)
+                return
+            time.sleep(0.02)
+        self._await_shim(worker)
+
+    def kill(self, replica_id: str) -> None:
+        """End the worker at once, whatever it is doing."""
+        worker = _read(self.folder(replica_id) / "worker.json")
+        if worker is None:
+            return
+        process.signal_if_same(worker["pid"], worker["pid_ticks"], signal.SIGKILL)
+        self._await_shim(worker)
+
+    def known(self) -> list[str]:
+        """Ids of replicas that have, or had, a worker here."""
+        return [folder.name for folder in self.root.iterdir() if (folder / "worker.json").exists()]
+
+    def _await_shim(self, worker: dict[str, Any]) -> None:
+        """The shim ends by itself after its worker; give it a moment, then end it too."""
+        deadline = time.monotonic() + 5
+        while process.is_alive(worker["shim_pid"], worker["shim_ticks"]):
+            if time.monotonic() > deadline:
+                process.signal_if_same(worker["shim_pid"], worker["shim_ticks"], signal.SIGKILL)
+            self._reap()
+            time.sleep(0.02)
+
+    @staticmethod
+    def _reap() -> None:
+        """Shims are our children for as long as we live; collect the ended ones so that no zombie is left."""
+        try:
+            while os.waitpid(-1, os.WNOHANG) != (0, 0):
+                pass
+        except ChildProcessError:
+            pass
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        facts: dict[str, Any] = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    return facts

@@ -1,0 +1,133 @@
+"""A small parent for one worker: `python -m engine.launchers.shim --folder F --epoch N -- command …`
+
+It leads a session of its own, so that neither Ctrl-C nor the controller's death reaches the worker. It records the
+worker's pid and start time in worker.json and how it ended in exit.json, keeps its output in a bounded log, passes
+SIGTERM on, and ends the worker when nobody has been watching for a while (the supervisor is gone for good).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import IO, Any
+
+from engine.launchers import process
+
+LOG_BYTES = 5_000_000  # kept twice: worker.log and worker.log.1
+ORPHAN_S = 60.0
+
+
+def main() -> int:
+    """Run one worker to its end. Returns 0; the worker's own end is in exit.json."""
+    parser = argparse.ArgumentParser(prog="engine.launchers.shim")
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--epoch", type=int, required=True)
+    parser.add_argument(
+        "--guardian", type=Path, help="file naming the supervisor's pid and start time"
+    )
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    options = parser.parse_args()
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+
+    worker = subprocess.Popen(  # noqa: S603 the launcher built this command
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        preexec_fn=lambda: process.die_with_parent(signal.SIGKILL),  # noqa: PLW1509 one thread so far
+    )
+    ticks = process.start_ticks(worker.pid)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: worker.send_signal(signal.SIGTERM))
+    _write(
+        options.folder / "worker.json",
+        {
+            "epoch": options.epoch,
+            "pid": worker.pid,
+            "pid_ticks": ticks,
+            "shim_pid": os.getpid(),
+            "shim_ticks": process.start_ticks(os.getpid()),
+        },
+    )
+    assert worker.stdout is not None
+    log = threading.Thread(
+        target=_keep_log, args=(worker.stdout, options.folder / "worker.log"), daemon=True
+    )
+    log.start()
+    _wait(worker, options.guardian)
+    log.join(timeout=2)
+    _write(
+        options.folder / "exit.json",
+        {
+            "epoch": options.epoch,
+            "reason": process.describe_exit(worker.returncode),
+            "at": time.time(),
+        },
+    )
+    return 0
+
+
+def _wait(worker: subprocess.Popen[bytes], guardian: Path | None) -> None:
+    """Until the worker ends, or nobody has guarded it for ORPHAN_S."""
+    orphaned_at: float | None = None
+    while True:
+        try:
+            worker.wait(timeout=2)
+            return
+        except subprocess.TimeoutExpired:
+            if guardian is None or _guarded(guardian):
+                orphaned_at = None
+            elif orphaned_at is None:
+                orphaned_at = time.monotonic()
+            elif time.monotonic() - orphaned_at > ORPHAN_S:
+                _end(worker)
+                return
+
+
+def _guarded(guardian: Path) -> bool:
+    try:
+        facts = json.loads(guardian.read_text())
+        return process.is_alive(facts["pid"], facts["pid_ticks"])
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def _end(worker: subprocess.Popen[bytes]) -> None:
+    worker.terminate()
+    try:
+        worker.wait(timeout=30)
+    except subprocess.TimeoutExpired:
+        worker.kill()
+        worker.wait()
+
+
+def _keep_log(stream: IO[bytes], path: Path) -> None:
+    """Copy the worker's output to a log of bounded size: the newest LOG_BYTES and the file before it."""
+    file = path.open("ab")
+    try:
+        for line in stream:
+            if file.tell() > LOG_BYTES:
+                file.close()
+                path.replace(path.with_name(path.name + ".1"))
+                file = path.open("ab")
+            file.write(line)
+            file.flush()
+    finally:
+        file.close()
+
+
+def _write(path: Path, facts: dict[str, Any]) -> None:
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(facts))
+    partial.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
