@@ -9,7 +9,7 @@ HMAC-SHA-256 under the server's secret: a key is high-entropy, so a slow passwor
 from __future__ import annotations
 
 import base64
-import hashlib
+import functools
 import hmac
 import secrets
 import zlib
@@ -58,6 +58,10 @@ def _checksum(body: str) -> str:
 
 
 def _mac(secret: bytes, purpose: bytes, value: str) -> str:
+    return hmac.digest(_subkey(secret, purpose), value.encode(), "sha256").hex()
+
+
+@functools.lru_cache(maxsize=16)
+def _subkey(secret: bytes, purpose: bytes) -> bytes:
     """One secret, several purposes: the purpose is part of the key, so that no digest serves two of them."""
-    key = hmac.digest(secret, b"fanlight:" + purpose, "sha256")
-    return hmac.new(key, value.encode(), hashlib.sha256).hexdigest()
+    return hmac.digest(secret, b"fanlight:" + purpose, "sha256")

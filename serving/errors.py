@@ -1,0 +1,210 @@
+"""Every way a request can be refused or broken, and the one place that says how each is told.
+
+GatewayError
+├── BadRequest            400  what was sent is wrong; `param` names the field
+├── Unauthenticated       401  no key, or one that is malformed, unknown, expired or revoked
+├── Forbidden             403  a known key that may not do this
+├── NotFound              404  an unknown path or model
+├── MethodNotAllowed      405
+├── RequestTimeout        408  the body did not arrive in time
+├── TooLarge              413
+├── UnsupportedMedia      415
+├── Unavailable           503  cannot be served right now; always with Retry-After
+├── EngineRefused         4xx  the engine's own answer, passed on
+├── UpstreamFailed        502  the engine or the way to it failed
+│   └── TransportFault         … before it could say why
+├── DeadlineExceeded      504  a deadline of the route cut it
+├── SlowReader            500  the client does not read (never seen by it)
+├── ClientLeft            499  nobody is there to be told
+└── Internal              500  a bug of ours
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from serving.port import Outcome
+
+Header = tuple[bytes, bytes]
+
+NO_RETRY: Header = (b"x-should-retry", b"false")
+
+
+class GatewayError(Exception):
+    """Carries what the client is told (`envelope`) and what the record says (`outcome`)."""
+
+    status = 500
+    type = "server_error"
+    code: str = "internal_error"
+    outcome = Outcome.REJECTED
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+        headers: Sequence[Header] = (),
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code or self.code
+        self.headers = list(headers)
+        if retry_after is not None:
+            self.headers.append((b"retry-after", b"%d" % min(max(retry_after, 1), 60)))
+
+    @property
+    def close_code(self) -> int:
+        """The WebSocket close code for callers on a socket: 4000 + HTTP status."""
+        return 4000 + self.status
+
+    def envelope(self) -> bytes:
+        """OpenAI's error body."""
+        error = {
+            "message": self.message,
+            "type": self.type,
+            "param": self.param,
+            "code": self.code,
+        }
+        return msgspec.json.encode({"error": error})
+
+    def event(self) -> bytes:
+        """The same after a 200 has been sent: the last event of the stream."""
+        return b"data: " + self.envelope() + b"\n\n"
+
+
+class BadRequest(GatewayError):
+    status = 400
+    type = "invalid_request_error"
+    code = "invalid_request"
+
+
+class Unauthenticated(GatewayError):
+    status = 401
+    type = "invalid_request_error"
+    code = "invalid_api_key"
+
+
+class Forbidden(GatewayError):
+    status = 403
+    type = "permission_error"
+    code = "permission_denied"
+
+
+class NotFound(GatewayError):
+    status = 404
+    type = "invalid_request_error"
+    code = "not_found"
+
+
+class MethodNotAllowed(GatewayError):
+    status = 405
+    type = "invalid_request_error"
+    code = "method_not_allowed"
+
+
+class RequestTimeout(GatewayError):
+    status = 408
+    type = "invalid_request_error"
+    code = "request_timeout"
+
+
+class TooLarge(GatewayError):
+    status = 413
+    type = "invalid_request_error"
+    code = "request_too_large"
+
+
+class UnsupportedMedia(GatewayError):
+    status = 415
+    type = "invalid_request_error"
+    code = "unsupported_media_type"
+
+
+class Unavailable(GatewayError):
+    """Not now. The reason is the code; `retry_after` is whole seconds, 1 to 60."""
+
+    status = 503
+    type = "service_unavailable"
+    code = "service_unavailable"
+
+    def __init__(self, message: str, *, code: str, retry_after: int = 5) -> None:
+        super().__init__(message, code=code, retry_after=retry_after)
+
+
+class EngineRefused(GatewayError):
+    """The engine looked at the request and said no: its status and words, in our envelope."""
+
+    type = "invalid_request_error"
+    code = "invalid_request"
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str | None = None,
+        code: str | None = None,
+        param: str | None = None,
+    ) -> None:
+        super().__init__(message, param=param, code=code)
+        self.status = status
+        self.type = type or self.type
+
+
+class UpstreamFailed(GatewayError):
+    status = 502
+    code = "engine_error"
+    outcome = Outcome.ERROR
+
+
+class TransportFault(UpstreamFailed):
+    code = "engine_unreachable"
+
+
+class ShuttingDown(UpstreamFailed):
+    """The gateway's own stop cut a request that outlived the drain."""
+
+    status = 503
+    type = "service_unavailable"
+    code = "server_shutting_down"
+
+
+class DeadlineExceeded(GatewayError):
+    """Trying again would only run into the same deadline, so clients are told not to."""
+
+    status = 504
+    type = "timeout_error"
+    code = "deadline_exceeded"
+    outcome = Outcome.TIMEOUT
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, headers=[NO_RETRY])
+
+
+class SlowReader(GatewayError):
+    code = "slow_reader"
+    outcome = Outcome.SLOW_READER
+
+
+class ClientLeft(GatewayError):
+    status = 499
+    type = "client_closed_request"
+    code = "client_closed_request"
+    outcome = Outcome.CANCELLED
+
+    def __init__(self, message: str = "the client closed the connection") -> None:
+        super().__init__(message)
+
+
+class Internal(GatewayError):
+    outcome = Outcome.ERROR
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The gateway failed to handle this request; its operators can find it by x-request-id."
+        )

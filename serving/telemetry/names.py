@@ -1,0 +1,59 @@
+"""Every name that leaves the gateway as telemetry: headers, metrics, GenAI attributes. Change them here only."""
+
+from __future__ import annotations
+
+REQUEST_ID = b"x-request-id"
+TRACEPARENT = b"traceparent"
+TIMELINE_HEADER = "x-fanlight-timeline"
+
+OPENAI_VERSION = b"2020-10-01"
+
+REQUESTS = "fanlight_requests"
+DURATION = "fanlight_request_duration_seconds"
+TTFT = "fanlight_time_to_first_token_seconds"
+ITL = "fanlight_inter_token_latency_seconds"
+QUEUE = "fanlight_queue_seconds"
+GATEWAY = "fanlight_gateway_seconds"
+TOKENS = "fanlight_tokens"
+RETRIES = "fanlight_retries"
+UNAUTHENTICATED = "fanlight_unauthenticated"
+IN_FLIGHT = "fanlight_in_flight"
+UPSTREAM_CONNECTIONS = "fanlight_upstream_connections"
+UPSTREAM_IN_FLIGHT = "fanlight_upstream_in_flight"
+JOURNAL_BYTES = "fanlight_journal_bytes"
+JOURNAL_UNSHIPPED = "fanlight_journal_unshipped_bytes"
+JOURNAL_PENDING = "fanlight_journal_unwritten_records"
+SNAPSHOT_AGE = "fanlight_snapshot_age_seconds"
+SNAPSHOT_VERSION = "fanlight_snapshot_version"
+BUILD_INFO = "fanlight_build_info"
+
+METRICS = (
+    REQUESTS,
+    DURATION,
+    TTFT,
+    ITL,
+    QUEUE,
+    GATEWAY,
+    TOKENS,
+    RETRIES,
+    UNAUTHENTICATED,
+    IN_FLIGHT,
+    UPSTREAM_CONNECTIONS,
+    UPSTREAM_IN_FLIGHT,
+    JOURNAL_BYTES,
+    JOURNAL_UNSHIPPED,
+    JOURNAL_PENDING,
+    SNAPSHOT_AGE,
+    SNAPSHOT_VERSION,
+    BUILD_INFO,
+)
+
+# OpenTelemetry GenAI semantic conventions, pinned at 0.66b2 (status: Development)
+OPERATION = {"chat": "chat", "completions": "text_completion"}
+GEN_AI_OPERATION = "gen_ai.operation.name"
+GEN_AI_REQUEST_MODEL = "gen_ai.request.model"
+GEN_AI_RESPONSE_ID = "gen_ai.response.id"
+GEN_AI_FINISH_REASONS = "gen_ai.response.finish_reasons"
+GEN_AI_INPUT_TOKENS = "gen_ai.usage.input_tokens"
+GEN_AI_OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
+GEN_AI_CACHED_TOKENS = "gen_ai.usage.cache_read.input_tokens"
