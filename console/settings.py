@@ -151,7 +151,10 @@ CELERY_TIMEZONE = "UTC"
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False
 CELERY_BEAT_SCHEDULE = {
     "make-partitions": {"task": "console.telemetry.tasks.make_partitions", "schedule": 3600.0},
-    "drop-old-partitions": {"task": "console.telemetry.tasks.drop_old_partitions", "schedule": 6 * 3600.0},
+    "drop-old-partitions": {
+        "task": "console.telemetry.tasks.drop_old_partitions",
+        "schedule": 6 * 3600.0,
+    },
 }
 
 AUTH_USER_MODEL = "base.User"

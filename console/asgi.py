@@ -1,0 +1,66 @@
+"""What `manage.py web` serves: the gateway's plain ASGI beside Django's pages and the console's sockets.
+
+/v1 never enters Django or a Channels consumer: both would put a shared thread and a database in its way.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "console.settings")
+
+from django.conf import settings
+from django.core.asgi import get_asgi_application
+
+pages = get_asgi_application()  # sets Django up: what follows needs its models
+
+from channels.auth import AuthMiddlewareStack
+from channels.routing import ProtocolTypeRouter, URLRouter
+from channels.security.websocket import AllowedHostsOriginValidator
+
+from console import contract, otlp
+from console.routing import websocket_urlpatterns
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+_GATEWAY_PATHS = ("/v1/", "/metrics", "/healthz", "/readyz")
+
+otlp.instrument(settings.ENV["OTLP_ENDPOINT"])
+serving = contract.serve()
+
+
+async def http(scope: Scope, receive: Receive, send: Send) -> None:
+    """/v1, /metrics and the health checks go to the gateway, everything else is a page."""
+    path: str = scope["path"]
+    if path == "/v1" or path.startswith(_GATEWAY_PATHS):
+        await serving.gateway.http(scope, receive, send)
+    else:
+        await pages(scope, receive, send)
+
+
+async def lifespan(scope: Scope, receive: Receive, send: Send) -> None:
+    """Start the gateway before the first request and stop it after the last."""
+    while True:
+        message = await receive()
+        if message["type"] == "lifespan.startup":
+            await serving.startup()
+            await send({"type": "lifespan.startup.complete"})
+        elif message["type"] == "lifespan.shutdown":
+            await serving.shutdown()
+            await send({"type": "lifespan.shutdown.complete"})
+            return
+
+
+application = ProtocolTypeRouter(
+    {
+        "http": http,
+        "lifespan": lifespan,
+        "websocket": AllowedHostsOriginValidator(
+            AuthMiddlewareStack(URLRouter(websocket_urlpatterns))
+        ),
+    }
+)
