@@ -1,0 +1,308 @@
+"""The controller process: a leader that makes what runs match what is wanted, one small step at a time.
+
+It decides with fleet.reconcile, acts through a launcher, and writes every change with its reason. Workers outlive it: a
+new controller adopts a worker whose pid, start time and epoch match the row, and ends any other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from uuid import UUID
+
+import redis
+from django.conf import settings
+from django.db import Error as DatabaseError
+from django.db import close_old_connections, connection
+from django.utils import timezone
+
+from console.environment import ROOT
+from console.fleet import live, probe, reconcile
+from console.fleet.actions import ensure_replicas, move_replica
+from console.fleet.models import Deployment, Replica
+from engine.adapters import embedded
+from engine.adapters.base import AdapterError, WorkerSpec
+from engine.launchers.base import Launch, WorkerView
+from engine.launchers.local import LocalLauncher
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.25
+LEASE_S = 5
+State = Replica.State
+
+
+class LostLeaseError(Exception):
+    """Another controller leads now."""
+
+
+class Controller:
+    """Reconciles every deployment of this installation until told to stop."""
+
+    def __init__(self, launcher: LocalLauncher) -> None:
+        self.launcher = launcher
+        self.holder = f"{socket.gethostname()}:{os.getpid()}"
+        self.epoch = 0
+        self._pool = ThreadPoolExecutor(max_workers=8, thread_name_prefix="probe")
+        self._since: dict[
+            UUID, tuple[str, float]
+        ] = {}  # state and the monotonic time it was entered
+        self._failures: dict[UUID, int] = {}
+        self._heard: dict[UUID, probe.Heard] = {}
+        self._probes: dict[UUID, Future[probe.Heard]] = {}
+        self._verifications: dict[UUID, Future[float]] = {}
+        self._valkey = live.client()
+
+    def run(self, stop: threading.Event) -> None:
+        """Tick until `stop` is set. A database that is away is waited for; workers run on meanwhile."""
+        while not stop.is_set():
+            try:
+                if self._lead():
+                    self.tick()
+            except DatabaseError as error:
+                log.warning(
+                    "controller: the database does not answer: %s", str(error).splitlines()[0]
+                )
+                self._hear_everyone()
+                close_old_connections()
+                stop.wait(1.0)
+            stop.wait(TICK_S)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        with contextlib.suppress(DatabaseError):
+            self._release()
+
+    def tick(self) -> None:
+        """One look at every replica, and at most one step for each."""
+        for deployment in Deployment.objects.select_related("model"):
+            for replica in ensure_replicas(deployment):
+                replica.deployment = deployment
+                self._step(replica)
+
+    # -- one replica ------------------------------------------------------------------------------------------
+
+    def _step(self, replica: Replica) -> None:
+        view = self.launcher.observe(str(replica.id))
+        ours = view if view is not None and view.epoch == replica.epoch else None
+        if ours is None and view is not None and view.alive:
+            log.warning(
+                "controller: ending a worker of epoch %s of %s, which is at %s",
+                view.epoch,
+                replica,
+                replica.epoch,
+            )
+            self.launcher.kill(str(replica.id))
+        self._hear(replica, ours)
+        seen = self._seen(replica, ours)
+        if self._verified(replica, ours):
+            return
+        wanted = replica.ordinal <= replica.deployment.desired_replicas
+        state, since = self._entered(replica)
+        decision = reconcile.decide(
+            state, time.monotonic() - since, self._failures.get(replica.id, 0), wanted, seen
+        )
+        self._act(replica, ours, decision)
+
+    def _act(self, replica: Replica, view: WorkerView | None, decision: reconcile.Decision) -> None:
+        if decision.act is reconcile.Act.KILL:
+            self._move(replica, decision)  # out of rotation first
+            self.launcher.kill(str(replica.id))
+        elif decision.act is reconcile.Act.END:
+            self.launcher.end(str(replica.id), settings.ENV["DRAIN_SECONDS"] + 5)
+        elif decision.act is reconcile.Act.LAUNCH:
+            self._launch(replica, decision)
+        elif decision.act is reconcile.Act.VERIFY and view is not None:
+            self._begin_verification(replica, view, decision)
+        else:
+            self._move(replica, decision)
+
+    def _move(self, replica: Replica, decision: reconcile.Decision, **changes: object) -> None:
+        if decision.state == replica.state and not changes:
+            return
+        if decision.state == State.FAILED:
+            self._count_failure(replica)
+        move_replica(replica, decision.state, decision.reason, **changes)
+        log.info("replica %s: %s, %s", replica, decision.state, decision.reason)
+        self._since[replica.id] = (decision.state, time.monotonic())
+
+    def _count_failure(self, replica: Replica) -> None:
+        _state, since = self._entered(replica)
+        settled = replica.state == State.READY and time.monotonic() - since > reconcile.SETTLED_S
+        self._failures[replica.id] = 1 if settled else self._failures.get(replica.id, 0) + 1
+
+    def _launch(self, replica: Replica, decision: reconcile.Decision) -> None:
+        epoch = replica.epoch + 1
+        uds = settings.LAYOUT.worker_sockets / f"{replica.id.hex[:10]}-{epoch}.sock"
+        try:
+            launch = self._launch_of(replica, epoch, uds)
+        except AdapterError as error:
+            self._move(replica, reconcile.Decision(State.FAILED, str(error)))
+            return
+        restarts = replica.restarts + (1 if replica.epoch else 0)
+        self._heard.pop(replica.id, None)
+        # The row first: a controller that dies in between finds no worker of this epoch and starts one.
+        self._move(
+            replica, decision, epoch=epoch, uds=str(uds), restarts=restarts, pid=None, pid_started_at=None,
+            metrics_url="", facts={}, started_at=timezone.now(), ready_at=None,
+        )  # fmt: skip
+        self.launcher.launch(launch)
+
+    def _launch_of(self, replica: Replica, epoch: int, uds: Path) -> Launch:
+        model = replica.deployment.model
+        threads = settings.ENV["THREADS"] or os.cpu_count() or 1
+        spec = WorkerSpec(
+            model_path=Path(model.path),
+            model_revision=model.sha256,
+            served_name=model.name,
+            uds=uds,
+            ready_file=self.launcher.ready_file(str(replica.id)),
+            threads=threads,
+            parameters=replica.deployment.parameters,
+            fault_delays=settings.ENV["FAULT_DELAYS"],
+        )
+        for stale in uds.parent.glob(f"{replica.id.hex[:10]}-*.sock"):
+            stale.unlink(missing_ok=True)
+        return Launch(
+            str(replica.id), epoch, embedded.command(spec), embedded.environment(threads), ROOT
+        )
+
+    def _seen(self, replica: Replica, view: WorkerView | None) -> reconcile.Seen:
+        if view is None:
+            return reconcile.Seen()
+        if replica.pid != view.pid and view.alive:
+            replica.pid, replica.pid_started_at = view.pid, float(view.pid_ticks)
+            replica.save(update_fields=["pid", "pid_started_at"])
+        heard = self._heard.get(replica.id)
+        answered = None
+        if heard is not None:
+            answered = reconcile.Probe(
+                heard.healthy, heard.reason, time.monotonic() - heard.answered_at
+            )
+        tail = (
+            "" if view.alive else _last_line(self.launcher.folder(str(replica.id)) / "worker.log")
+        )
+        return reconcile.Seen(
+            present=True,
+            alive=view.alive,
+            ready=bool(view.ready),
+            exit_reason=view.exit_reason,
+            log_tail=tail,
+            probe=answered,
+        )
+
+    # -- verification: a real generation, off the loop -------------------------------------------------------------
+
+    def _begin_verification(
+        self, replica: Replica, view: WorkerView, decision: reconcile.Decision
+    ) -> None:
+        facts = dict(view.ready)
+        self._move(
+            replica, decision, facts=facts, metrics_url=f"{facts.get('introspection_url', '')}/metrics",
+            engine_version=facts.get("engine_version", ""), device=facts.get("device", "cpu"),
+        )  # fmt: skip
+        self._verifications[replica.id] = self._pool.submit(
+            probe.verify, replica.uds, str(facts.get("model", ""))
+        )
+
+    def _verified(self, replica: Replica, view: WorkerView | None) -> bool:
+        """Finish a verification that is under way. Returns whether one still is, or just ended."""
+        future = self._verifications.get(replica.id)
+        if future is None or (view is not None and not view.alive):
+            self._verifications.pop(replica.id, None)
+            return False
+        if not future.done():
+            return True
+        del self._verifications[replica.id]
+        try:
+            seconds = future.result()
+        except probe.VerificationError as error:
+            self._move(replica, reconcile.Decision(State.FAILED, str(error)))
+            self.launcher.kill(str(replica.id))
+            return True
+        reason = f"Answered a test prompt in {seconds * 1000:.0f} ms"
+        self._move(replica, reconcile.Decision(State.READY, reason), ready_at=timezone.now())
+        return True
+
+    # -- heartbeats ------------------------------------------------------------------------------------------------
+
+    def _hear(self, replica: Replica, view: WorkerView | None) -> None:
+        """Collect the last probe and start the next. A stopped worker leaves its probe hanging; no other waits for it."""
+        future = self._probes.get(replica.id)
+        if future is not None and future.done():
+            self._heard[replica.id] = future.result()
+            del self._probes[replica.id]
+            self._publish(replica.id)
+        url = (
+            str(view.ready.get("introspection_url", "")) if view is not None and view.alive else ""
+        )
+        if url and replica.id not in self._probes:
+            last = self._heard.setdefault(replica.id, probe.Heard(time.monotonic()))
+            self._probes[replica.id] = self._pool.submit(probe.ask, url, last)
+
+    def _hear_everyone(self) -> None:
+        """Heartbeats go on while the database is away, so that gateways keep live numbers."""
+        for replica_id in list(self._heard):
+            view = self.launcher.observe(str(replica_id))
+            if view is not None:
+                self._hear(Replica(id=replica_id), view)
+
+    def _publish(self, replica_id: UUID) -> None:
+        heard = self._heard[replica_id]
+        if heard.stats is not None:
+            with contextlib.suppress(redis.RedisError):
+                live.publish(self._valkey, str(replica_id), heard.stats)
+
+    def _entered(self, replica: Replica) -> tuple[str, float]:
+        known = self._since.get(replica.id)
+        if known is None or known[0] != replica.state:
+            known = self._since[replica.id] = (replica.state, time.monotonic())
+        return known
+
+    # -- the lease -------------------------------------------------------------------------------------------------
+
+    def _lead(self) -> bool:
+        """Take or renew the lease by the database's clock. A new leader gets a new epoch."""
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "INSERT INTO fleet_controllerlease (id, holder, epoch, expires_at)"
+                " VALUES (1, %s, 1, now() + make_interval(secs => %s))"
+                " ON CONFLICT (id) DO UPDATE SET holder = excluded.holder, expires_at = excluded.expires_at,"
+                "   epoch = fleet_controllerlease.epoch + (fleet_controllerlease.holder <> excluded.holder)::int"
+                " WHERE fleet_controllerlease.holder = excluded.holder OR fleet_controllerlease.expires_at < now()"
+                "   OR fleet_controllerlease.expires_at IS NULL"
+                " RETURNING epoch",
+                [self.holder, LEASE_S],
+            )
+            row = cursor.fetchone()
+        if row is None:
+            return False
+        if row[0] != self.epoch:
+            log.info("controller: leading under epoch %s", row[0])
+            self.epoch = row[0]
+        return True
+
+    def _release(self) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "UPDATE fleet_controllerlease SET expires_at = NULL WHERE holder = %s",
+                [self.holder],
+            )
+
+
+def _last_line(path: Path) -> str:
+    """The last line of a worker's log, for the reason of its death."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - 4096))
+            lines = [
+                line for line in file.read().decode(errors="replace").splitlines() if line.strip()
+            ]
+    except OSError:
+        return ""
+    return lines[-1][:300] if lines else ""

@@ -1,0 +1,101 @@
+"""Asks workers how they are: /health and /stats over loopback, and one real generation over their socket."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import time
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+PROBE_TIMEOUT_S = 2.0
+VERIFY_TIMEOUT_S = 120.0
+
+
+class VerificationError(Exception):
+    """A worker did not answer the test prompt; the message says what it did instead."""
+
+
+@dataclass
+class Heard:
+    """What was last heard from one worker. Monotonic seconds."""
+
+    answered_at: float
+    healthy: bool = True
+    reason: str = ""
+    stats: dict[str, Any] | None = None
+
+
+def ask(introspection_url: str, last: Heard) -> Heard:
+    """Ask /health and /stats once. A worker that does not answer keeps its last answer's time."""
+    parts = urlsplit(introspection_url)
+    connection = http.client.HTTPConnection(
+        parts.hostname or "", parts.port, timeout=PROBE_TIMEOUT_S
+    )
+    try:
+        connection.request("GET", "/health")
+        response = connection.getresponse()
+        body = response.read().decode(errors="replace")
+        healthy = response.status == 200
+        connection.request("GET", "/stats")
+        stats = json.loads(connection.getresponse().read())
+    except (OSError, http.client.HTTPException, ValueError):
+        return last
+    finally:
+        connection.close()
+    return Heard(
+        time.monotonic(), healthy, "" if healthy else _message(body), {**stats, "at": time.time()}
+    )
+
+
+def verify(uds: str, served_name: str) -> float:
+    """Have the worker generate two tokens. Returns the seconds it took; raises VerificationError."""
+    body = json.dumps(
+        {
+            "model": served_name,
+            "messages": [{"role": "user", "content": "Hi"}],
+            "max_tokens": 2,
+            "temperature": 0,
+        }
+    )
+    started = time.monotonic()
+    connection = _UnixConnection(uds, VERIFY_TIMEOUT_S)
+    try:
+        connection.request(
+            "POST", "/v1/chat/completions", body, {"content-type": "application/json"}
+        )
+        response = connection.getresponse()
+        text = response.read().decode(errors="replace")
+        if response.status != 200:
+            raise VerificationError(
+                f"The test prompt got status {response.status}: {_message(text)}"
+            )
+        if json.loads(text)["usage"]["completion_tokens"] < 1:
+            raise VerificationError("The test prompt got no token")
+    except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
+        raise VerificationError(f"The test prompt got no answer: {error}") from error
+    finally:
+        connection.close()
+    return time.monotonic() - started
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+def _message(body: str) -> str:
+    """The error message of an OpenAI envelope or health answer, or the start of whatever came."""
+    try:
+        decoded = json.loads(body)
+        return str(decoded.get("reason") or decoded["error"]["message"])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return body[:200]

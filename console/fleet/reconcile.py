@@ -1,0 +1,184 @@
+"""The controller's decisions, as pure functions: what was desired, what is seen, what time it is → what to do and why.
+
+Every decision carries a reason a person can read; the controller writes it into the Transition.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from console.fleet.models import Replica
+
+State = Replica.State
+
+START_TIMEOUT_S = 30.0  # launch until the worker's process is seen
+LOAD_TIMEOUT_S = 600.0  # process until the worker says it is ready
+SILENT_S = 8.0  # no answer to a probe: stopped or starved, out of rotation
+BACKOFF_S = (0.2, 1.0, 4.0, 15.0, 60.0)  # before restart 1, 2, …; the last repeats
+SETTLED_S = 600.0  # ready for this long: earlier failures are forgiven
+
+
+class Act(StrEnum):
+    """What the controller does besides writing the new state."""
+
+    NOTHING = "nothing"
+    LAUNCH = "launch"
+    VERIFY = "verify"
+    KILL = "kill"
+    END = "end"  # drain, then end
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The newest answer of a worker to /health. `answered_s` is seconds since one arrived."""
+
+    healthy: bool
+    reason: str
+    answered_s: float
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What is known of a replica's worker now."""
+
+    present: bool = False  # a worker of the replica's epoch was started
+    alive: bool = False
+    ready: bool = False  # it wrote its ready file
+    exit_reason: str = ""
+    log_tail: str = ""
+    probe: Probe | None = None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The next state, why, and what to do. `state` equal to the present one means that nothing changes."""
+
+    state: str
+    reason: str
+    act: Act = Act.NOTHING
+
+
+def decide(state: str, in_state_s: float, failures: int, wanted: bool, seen: Seen) -> Decision:
+    """Return what to do with one replica.
+
+    Args:
+        state: its state now.
+        in_state_s: seconds it has been in that state.
+        failures: failed starts and deaths in a row.
+        wanted: whether its deployment still wants it.
+        seen: what is known of its worker.
+    """
+    if not wanted:
+        return _unwanted(state, seen)
+    if (
+        state in {State.STARTING, State.LOADING, State.VERIFYING, State.READY}
+        and seen.present
+        and not seen.alive
+    ):
+        return Decision(
+            State.FAILED, _with_tail(f"The worker ended: {seen.exit_reason}", seen.log_tail)
+        )
+    return _STEPS[state](in_state_s, failures, seen)
+
+
+def backoff_s(failures: int) -> float:
+    """Seconds to wait before the next start after `failures` failures in a row."""
+    if failures <= 0:
+        return 0.0
+    return BACKOFF_S[min(failures, len(BACKOFF_S)) - 1]
+
+
+def _unwanted(state: str, seen: Seen) -> Decision:
+    if state == State.STOPPED:
+        return Decision(state, "")
+    if seen.alive:
+        if state == State.DRAINING:
+            return Decision(state, "", Act.END)
+        return Decision(State.DRAINING, "Its deployment wants fewer replicas")
+    return Decision(State.STOPPED, "Its deployment wants fewer replicas")
+
+
+def _pending(_in_state_s: float, _failures: int, _seen: Seen) -> Decision:
+    return Decision(State.STARTING, "Its deployment wants it", Act.LAUNCH)
+
+
+def _starting(in_state_s: float, _failures: int, seen: Seen) -> Decision:
+    if seen.alive:
+        return Decision(State.LOADING, "The worker's process is up; it loads the weights")
+    if in_state_s > START_TIMEOUT_S:
+        return Decision(State.FAILED, f"No worker process within {START_TIMEOUT_S:.0f} s", Act.KILL)
+    return Decision(State.STARTING, "")
+
+
+def _loading(in_state_s: float, _failures: int, seen: Seen) -> Decision:
+    if seen.ready:
+        return Decision(
+            State.VERIFYING, "The weights are loaded; a test prompt is sent", Act.VERIFY
+        )
+    if in_state_s > LOAD_TIMEOUT_S:
+        reason = _with_tail(f"Not ready within {LOAD_TIMEOUT_S:.0f} s", seen.log_tail)
+        return Decision(State.FAILED, reason, Act.KILL)
+    return Decision(State.LOADING, "")
+
+
+def _verifying(_in_state_s: float, _failures: int, _seen: Seen) -> Decision:
+    """Only seen by a controller that took over during a verification: do it again."""
+    return Decision(State.VERIFYING, "", Act.VERIFY)
+
+
+def _ready(in_state_s: float, _failures: int, seen: Seen) -> Decision:
+    probe = seen.probe
+    if probe is None or in_state_s < SILENT_S:
+        return Decision(State.READY, "")
+    if probe.answered_s > SILENT_S:
+        return Decision(
+            State.HUNG, f"No answer to a health check for {probe.answered_s:.0f} s", Act.KILL
+        )
+    if not probe.healthy:
+        return Decision(State.HUNG, f"No progress: {probe.reason}", Act.KILL)
+    return Decision(State.READY, "")
+
+
+def _hung(_in_state_s: float, _failures: int, seen: Seen) -> Decision:
+    if seen.alive:
+        return Decision(State.HUNG, "", Act.KILL)
+    return Decision(State.FAILED, "The hung worker was ended")
+
+
+def _failed(in_state_s: float, failures: int, seen: Seen) -> Decision:
+    if seen.alive:
+        return Decision(State.FAILED, "", Act.KILL)
+    wait = backoff_s(failures)
+    if in_state_s < wait:
+        return Decision(State.FAILED, "")
+    return Decision(
+        State.STARTING, f"Restart after failure {failures}, {wait:g} s later", Act.LAUNCH
+    )
+
+
+def _stopped(_in_state_s: float, _failures: int, _seen: Seen) -> Decision:
+    return Decision(State.STARTING, "Its deployment wants it again", Act.LAUNCH)
+
+
+def _draining(_in_state_s: float, _failures: int, seen: Seen) -> Decision:
+    if seen.alive:
+        return Decision(State.DRAINING, "", Act.END)
+    return Decision(State.STOPPED, "Drained and ended")
+
+
+_STEPS = {
+    State.PENDING: _pending,
+    State.STARTING: _starting,
+    State.LOADING: _loading,
+    State.VERIFYING: _verifying,
+    State.READY: _ready,
+    State.HUNG: _hung,
+    State.FAILED: _failed,
+    State.STOPPED: _stopped,
+    State.DRAINING: _draining,
+}
+
+
+def _with_tail(reason: str, tail: str) -> str:
+    return f"{reason}. Last line: {tail}" if tail else reason
