@@ -1,0 +1,291 @@
+"""What survives a kill -9: an append-only journal per gateway process, and a table of the requests in flight.
+
+    <journal_root>/<instance>-<start>-<random>/
+        lock              held with flock while the process lives
+        slots             mmap: one fixed record per request in flight, tokens received so far
+        00000001.journal  segments: [length u32][CRC-32 u32][msgpack] per record, Opened or Settled
+        cursor            written by the shipper: how far it has delivered
+
+A record is in the page cache before the step that it allows (dispatch, or forgetting the request) is taken; a thread
+calls fdatasync every 50 ms, so a power loss may cost that much and a killed process nothing. Segments are never
+truncated in place: after a torn write the next record goes to a new one. The shipper deletes what it has delivered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import mmap
+import os
+import secrets
+import shutil
+import struct
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from serving.port import Settled
+
+log = logging.getLogger(__name__)
+
+SEGMENT_BYTES = 8 * 1024 * 1024
+SEGMENT_AGE_S = 60.0
+SYNC_EVERY_S = 0.05
+SUFFIX = ".journal"
+_HEADER = struct.Struct("<II")
+_MAX_RECORD = 1024 * 1024
+_SLOT = struct.Struct("<16sIII4x")
+
+
+class Opened(msgspec.Struct, frozen=True, kw_only=True, tag="opened"):
+    """Written before dispatch: all that is needed to bill the request if nobody is left to settle it."""
+
+    id: str
+    slot: int
+    started_at: float
+    tenant_id: str
+    key_id: str
+    source: str
+    endpoint: str
+    model: str
+    stream: bool
+    prompt_estimate: int
+    price_version: int | None
+    deployment_id: str
+    replica_id: str
+    device: str
+    end_user: str
+    client_request_id: str
+    trace_id: str
+    gateway: str
+    gateway_version: str
+    snapshot_version: int
+    engine_version: str
+
+
+Entry = Opened | Settled
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Entry] = msgspec.msgpack.Decoder(Entry)  # type: ignore[arg-type]
+
+
+def encoded(entry: Entry) -> bytes:
+    """One framed record."""
+    payload = _encoder.encode(entry)
+    return _HEADER.pack(len(payload), zlib.crc32(payload)) + payload
+
+
+class SlotTable:
+    """Tokens of each request in flight, where they outlive the process."""
+
+    def __init__(self, path: Path, capacity: int) -> None:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.ftruncate(descriptor, capacity * _SLOT.size)
+            self._map = mmap.mmap(descriptor, capacity * _SLOT.size)
+        finally:
+            os.close(descriptor)
+        self._free = list(range(capacity - 1, -1, -1))
+
+    def claim(self, request_id: bytes) -> int:
+        index = self._free.pop()
+        _SLOT.pack_into(self._map, index * _SLOT.size, request_id, 0, 0, 0)
+        return index
+
+    def update(
+        self, index: int, request_id: bytes, prompt: int, cached: int, completion: int
+    ) -> None:
+        _SLOT.pack_into(self._map, index * _SLOT.size, request_id, prompt, cached, completion)
+
+    def release(self, index: int) -> None:
+        _SLOT.pack_into(self._map, index * _SLOT.size, b"", 0, 0, 0)
+        self._free.append(index)
+
+    def close(self) -> None:
+        self._map.close()
+
+
+def read_slots(path: Path) -> dict[bytes, tuple[int, int, int]]:
+    """Prompt, cached and completion tokens by request id, as a dead process left them."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return {}
+    whole = data[: len(data) - len(data) % _SLOT.size]
+    return {
+        request_id: (prompt, cached, completion)
+        for request_id, prompt, cached, completion in _SLOT.iter_unpack(whole)
+        if request_id.strip(b"\0")
+    }
+
+
+class Journal:
+    """The writing side. One per process; all methods are called from the event loop."""
+
+    def __init__(self, root: Path, instance: str, capacity: int) -> None:
+        self.directory = _new_directory(root, instance)
+        self._lock = _held(self.directory / "lock")
+        self.slots = SlotTable(self.directory / "slots", capacity)
+        # only now is it visible to the shipper, which takes a directory with a free lock for a dead one
+        visible = self.directory.with_name(self.directory.name.removeprefix("."))
+        self.directory = self.directory.rename(visible)
+        self._number = 0
+        self._unwritten: deque[bytes] = deque()
+        self._retired: deque[int] = deque()
+        self._new_segment()
+        self._dirty = threading.Event()
+        self._stopping = False
+        self._syncer = threading.Thread(target=self._sync_forever, name="journal-sync", daemon=True)
+        self._syncer.start()
+
+    @property
+    def unwritten(self) -> int:
+        """Records that the disk has not taken yet."""
+        return len(self._unwritten)
+
+    def open(self, entry: Opened) -> None:
+        """Note a request before it is dispatched; raises OSError when the disk does not take it."""
+        self.retry_unwritten()
+        self._write(encoded(entry))
+
+    def settle(self, entry: Settled) -> None:
+        """Note how a request ended. Never raises for the disk: what it does not take now is tried again."""
+        self._unwritten.append(encoded(entry))
+        self.retry_unwritten()
+
+    def retry_unwritten(self) -> None:
+        while self._unwritten:
+            try:
+                self._write(self._unwritten[0])
+            except OSError as error:
+                log.error("journal: %d records wait for the disk: %s", len(self._unwritten), error)
+                return
+            self._unwritten.popleft()
+
+    def close(self) -> None:
+        """Sync and let go: from here on the shipper may adopt and remove the directory."""
+        self.retry_unwritten()
+        self._stopping = True
+        self._dirty.set()
+        self._syncer.join()
+        os.close(self._descriptor)
+        self.slots.close()
+        os.close(self._lock)
+
+    def _write(self, record: bytes) -> None:
+        if self._size >= SEGMENT_BYTES or time.monotonic() - self._born > SEGMENT_AGE_S:
+            self._rotate()
+        written = os.write(self._descriptor, record)
+        self._size += written
+        if not self._dirty.is_set():
+            self._dirty.set()
+        if written != len(record):
+            self._rotate()
+            raise OSError("the disk took only part of a record")
+
+    def _rotate(self) -> None:
+        if self._size == 0:
+            self._born = time.monotonic()
+            return
+        old = self._descriptor
+        self._new_segment()
+        self._retired.append(old)  # the syncing thread closes it, once it is on the disk
+
+    def _new_segment(self) -> None:
+        path = self.directory / f"{self._number + 1:08d}{SUFFIX}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_EXCL
+        self._descriptor = os.open(path, flags, 0o600)
+        self._number += 1
+        self._size = 0
+        self._born = time.monotonic()
+
+    def _sync_forever(self) -> None:
+        while not self._stopping:
+            self._dirty.wait()
+            if not self._stopping:
+                time.sleep(SYNC_EVERY_S)
+            self._dirty.clear()
+            self._sync()
+
+    def _sync(self) -> None:
+        try:
+            while self._retired:
+                descriptor = self._retired.popleft()
+                os.fdatasync(descriptor)
+                os.close(descriptor)
+            os.fdatasync(self._descriptor)
+        except OSError as error:
+            log.error("journal: fdatasync failed: %s", error)
+
+
+def _new_directory(root: Path, instance: str) -> Path:
+    """Hidden by a leading dot until it is complete."""
+    root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    safe = "".join(c if c.isalnum() or c in "-_" else "_" for c in instance)
+    path = root / f".{safe}-{int(time.time())}-{secrets.token_hex(4)}"
+    path.mkdir(mode=0o700)
+    return path
+
+
+def _held(path: Path) -> int:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return descriptor
+
+
+def try_lock(path: Path) -> int | None:
+    """Take a lock file if nobody holds it; the descriptor holds it until closed."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def directories(root: Path) -> list[Path]:
+    """Journals of all processes, dead or alive, oldest name first."""
+    with contextlib.suppress(FileNotFoundError):
+        return sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
+    return []
+
+
+def segments(directory: Path) -> list[Path]:
+    return sorted(directory.glob(f"*{SUFFIX}"))
+
+
+def remove(directory: Path) -> None:
+    """Delete a whole journal whose records have all been delivered."""
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+class Record(msgspec.Struct, frozen=True):
+    entry: Entry
+    end: int  # offset of the byte after it
+
+
+def read(path: Path, offset: int = 0) -> Iterator[Record]:
+    """Whole records from `offset` on; stops quietly at the first that is torn or not there yet."""
+    with path.open("rb") as file:
+        file.seek(offset)
+        while len(header := file.read(_HEADER.size)) == _HEADER.size:
+            length, checksum = _HEADER.unpack(header)
+            payload = file.read(length) if length <= _MAX_RECORD else b""
+            if len(payload) < length or zlib.crc32(payload) != checksum:
+                return
+            try:
+                entry = _decoder.decode(payload)
+            except msgspec.DecodeError:
+                log.error("journal: %s holds a record at %d that cannot be read", path, offset)
+                return
+            offset += _HEADER.size + length
+            yield Record(entry, offset)

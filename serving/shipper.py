@@ -1,0 +1,279 @@
+"""Delivers journals to a RecordSink: at least once, in order, never losing what the sink does not take.
+
+Live journals are followed as they grow. A journal whose lock is free belongs to a dead process: it is adopted, and each
+request that it opened and never settled is settled here as gateway_lost, billed from the slot table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import uuid
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from serving import journal
+from serving.journal import Opened
+from serving.port import Outcome, RecordSink, RequestDetail, RequestRecord, Settled, UsageRecord
+
+log = logging.getLogger(__name__)
+
+BATCH = 500
+POLL_S = 0.1
+MAX_BACKOFF_S = 10.0
+
+
+class Cursor(msgspec.Struct):
+    """How far a journal has been delivered: everything before this offset of this segment."""
+
+    segment: str = ""
+    offset: int = 0
+
+
+class Tail:
+    """Follows one journal. `open` holds what was opened and not yet settled, with the segment that says so."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.open: dict[str, Opened] = {}
+        self._opened_in: dict[str, str] = {}
+        self._cursor = _read_cursor(directory)
+        self._next = Cursor()
+        self._recall()
+
+    def take(self, limit: int) -> list[Settled]:
+        """The next settled records, not yet marked as delivered. A segment is known whole once a newer one exists."""
+        taken: list[Settled] = []
+        paths = journal.segments(self.directory)
+        for index, path in enumerate(paths):
+            if path.name < self._next.segment:
+                continue
+            if path.name > self._next.segment:
+                self._next = Cursor(path.name, 0)
+            for record in journal.read(path, self._next.offset):
+                self._note(record.entry, path.name)
+                self._next.offset = record.end
+                if isinstance(record.entry, Settled):
+                    taken.append(record.entry)
+                    if len(taken) >= limit:
+                        return taken
+            if index + 1 < len(paths) and self._next.offset < path.stat().st_size:
+                log.warning("journal: %s has a torn tail, skipped", path)
+        return taken
+
+    def commit(self) -> None:
+        """What `take` returned has been delivered: remember it, and delete the segments that nobody needs."""
+        if self._next == self._cursor:
+            return
+        _write_cursor(self.directory, self._next)
+        self._cursor = Cursor(self._next.segment, self._next.offset)
+        needed = min(self._opened_in.values(), default=self._cursor.segment)
+        for path in journal.segments(self.directory):
+            if path.name < min(needed, self._cursor.segment):
+                path.unlink(missing_ok=True)
+
+    def rewind(self) -> None:
+        """Delivery failed: read again from the last mark."""
+        self.open.clear()
+        self._opened_in.clear()
+        self._recall()
+
+    def lost(self) -> list[Settled]:
+        """What its dead gateway left unsettled."""
+        slots = journal.read_slots(self.directory / "slots")
+        return [_lost(entry, slots) for entry in self.open.values()]
+
+    def _recall(self) -> None:
+        """Learn again which requests are open, from the segments before the cursor."""
+        self._next = Cursor(self._cursor.segment, self._cursor.offset)
+        for path in journal.segments(self.directory):
+            if path.name > self._cursor.segment:
+                return
+            for record in journal.read(path):
+                if path.name == self._cursor.segment and record.end > self._cursor.offset:
+                    return
+                self._note(record.entry, path.name)
+
+    def _note(self, entry: journal.Entry, segment: str) -> None:
+        if isinstance(entry, Opened):
+            self.open[entry.id] = entry
+            self._opened_in[entry.id] = segment
+        else:
+            self.open.pop(entry.record.id, None)
+            self._opened_in.pop(entry.record.id, None)
+
+
+class Shipper:
+    """The only reader of the journals below a root (a lock sees to that)."""
+
+    def __init__(self, journal_root: Path, sink: RecordSink) -> None:
+        self._root = journal_root
+        self._sink = sink
+        self._tails: dict[Path, Tail] = {}
+        self._lock: int | None = None
+
+    def run(self, stop: threading.Event) -> None:
+        """Deliver until told to stop, then once more what is there. Backs off while the sink is away."""
+        wait = POLL_S
+        while not stop.wait(wait):
+            wait = self._deliver_or_back_off(wait)
+        self._deliver_or_back_off(wait)
+        self.close()
+
+    def run_once(self) -> int:
+        """Deliver all there is now; returns how many records. Raises what the sink raises, with nothing lost."""
+        if not self._acquire():
+            return 0
+        delivered = 0
+        found = journal.directories(self._root)
+        for directory in found:
+            delivered += self._ship(directory)
+        for gone in self._tails.keys() - set(found):
+            del self._tails[gone]
+        return delivered
+
+    def close(self) -> None:
+        """Let another shipper take over."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _deliver_or_back_off(self, waited: float) -> float:
+        try:
+            self.run_once()
+        except Exception:  # noqa: BLE001 - whatever the sink raises, the records stay and are tried again
+            wait = min(max(waited, POLL_S) * 2, MAX_BACKOFF_S)
+            log.exception("shipper: not delivered, trying again in %.1f s; nothing is lost", wait)
+            return wait
+        return POLL_S
+
+    def _acquire(self) -> bool:
+        if self._lock is None:
+            self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock = journal.try_lock(self._root / "shipper.lock")
+            if self._lock is None:
+                log.info("shipper: another one is at work here")
+        return self._lock is not None
+
+    def _ship(self, directory: Path) -> int:
+        # asked before reading: a process that dies afterwards is adopted in the next round
+        dead = journal.try_lock(directory / "lock")
+        try:
+            tail = self._tails.get(directory)
+            if tail is None:
+                tail = self._tails[directory] = Tail(directory)
+            delivered = self._drain(tail)
+            if dead is not None:
+                delivered += self._adopt(tail)
+                journal.remove(directory)
+            return delivered
+        finally:
+            if dead is not None:
+                os.close(dead)
+
+    def _drain(self, tail: Tail) -> int:
+        delivered = 0
+        while True:
+            try:
+                batch = tail.take(BATCH)
+                if batch:
+                    self._sink.write(batch)
+            except BaseException:
+                tail.rewind()
+                raise
+            tail.commit()
+            delivered += len(batch)
+            if len(batch) < BATCH:
+                return delivered
+
+    def _adopt(self, tail: Tail) -> int:
+        lost = tail.lost()
+        if lost:
+            log.warning(
+                "shipper: %s died with %d requests in flight", tail.directory.name, len(lost)
+            )
+        for batch in _batches(lost):
+            self._sink.write(batch)
+        return len(lost)
+
+
+def _batches(records: list[Settled]) -> Iterable[list[Settled]]:
+    return (records[at : at + BATCH] for at in range(0, len(records), BATCH))
+
+
+def _lost(entry: Opened, slots: dict[bytes, tuple[int, int, int]]) -> Settled:
+    """Settle for a dead gateway: at least what its client received."""
+    prompt, cached, completion = slots.get(uuid.UUID(entry.id).bytes, (0, 0, 0))
+    usage = UsageRecord(
+        id=entry.id,
+        started_at=entry.started_at,
+        tenant_id=entry.tenant_id,
+        key_id=entry.key_id,
+        model=entry.model,
+        outcome=Outcome.GATEWAY_LOST,
+        prompt_tokens=prompt,
+        cached_tokens=cached,
+        completion_tokens=completion,
+        price_version=entry.price_version,
+    )
+    record = RequestRecord(
+        id=entry.id,
+        started_at=entry.started_at,
+        tenant_id=entry.tenant_id,
+        key_id=entry.key_id,
+        source=entry.source,
+        endpoint=entry.endpoint,
+        model=entry.model,
+        stream=entry.stream,
+        outcome=Outcome.GATEWAY_LOST,
+        status=0,
+        code="gateway_lost",
+        deployment_id=entry.deployment_id,
+        replica_id=entry.replica_id,
+        device=entry.device,
+        attempts=1,
+        prompt_tokens=prompt,
+        cached_tokens=cached,
+        completion_tokens=completion,
+        end_user=entry.end_user,
+        client_request_id=entry.client_request_id,
+        trace_id=entry.trace_id,
+        gateway=entry.gateway,
+        gateway_version=entry.gateway_version,
+        snapshot_version=entry.snapshot_version,
+        engine_version=entry.engine_version,
+    )
+    detail = RequestDetail(
+        id=entry.id,
+        started_at=entry.started_at,
+        error="The gateway process died while this request was running.",
+    )
+    return Settled(usage=usage, record=record, detail=detail)
+
+
+def _read_cursor(directory: Path) -> Cursor:
+    try:
+        return msgspec.json.decode((directory / "cursor").read_bytes(), type=Cursor)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return Cursor()
+
+
+def _write_cursor(directory: Path, cursor: Cursor) -> None:
+    path, fresh = directory / "cursor", directory / "cursor.new"
+    fresh.write_bytes(msgspec.json.encode(cursor))
+    fresh.replace(path)
+
+
+def unshipped_bytes(directory: Path) -> int:
+    """Bytes of this journal that no sink has taken yet."""
+    cursor = _read_cursor(directory)
+    total = 0
+    for path in journal.segments(directory):
+        with contextlib.suppress(FileNotFoundError):
+            if path.name >= cursor.segment:
+                total += path.stat().st_size
+    return max(total - cursor.offset, 0)
