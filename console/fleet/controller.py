@@ -231,7 +231,7 @@ class Controller:
     # -- heartbeats ------------------------------------------------------------------------------------------------
 
     def _hear(self, replica: Replica, view: WorkerView | None) -> None:
-        """Collect the last probe and start the next. A stopped worker leaves its probe hanging; no other waits for it."""
+        """Collect the last probe, start the next. A stopped worker leaves its probe hanging; no other waits for it."""
         future = self._probes.get(replica.id)
         if future is not None and future.done():
             self._heard[replica.id] = future.result()

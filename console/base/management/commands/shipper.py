@@ -1,0 +1,26 @@
+"""`manage.py shipper`: journals of gateways, dead ones included, into PostgreSQL."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import BaseCommand
+
+from console.base import logs
+from console.telemetry.sink import DatabaseSink
+from serving.shipper import Shipper
+
+
+class Command(BaseCommand):
+    help = "Ship the journals of gateways into PostgreSQL, at least once, idempotently."
+    requires_system_checks: list[str] = []
+
+    def handle(self, *_args: Any, **_options: Any) -> None:
+        logs.configure(settings.ENV["LOG_LEVEL"])
+        stop = threading.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda _number, _frame: stop.set())
+        Shipper(settings.LAYOUT.journal, DatabaseSink()).run(stop)

@@ -1,0 +1,116 @@
+"""`manage.py up`: set up what is missing and serve everything of this installation."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from argparse import ArgumentParser
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import BaseCommand, CommandError
+
+from console.base.layout import write_atomically
+from console.embedded import EmbeddedServerError
+from console.environment import ROOT
+from console.supervisor import bootstrap
+from console.supervisor.preflight import AlreadyRunningError, CannotStartError
+from console.supervisor.supervisor import Supervisor, replica_states
+from console.supervisor.terminal import Terminal
+
+
+class Command(BaseCommand):
+    help = "Set up what is missing and serve: database, console, gateway, workers and jobs, in one terminal."
+    requires_system_checks: list[str] = []
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument(
+            "--detach",
+            action="store_true",
+            help="return when ready; non-zero with the reason if not",
+        )
+        parser.add_argument("--ready-fd", type=int, help="(internal) where a detached run reports")
+
+    def handle(self, *_args: Any, **options: Any) -> None:
+        if options["detach"]:
+            self._detach()
+        else:
+            self._serve(options["ready_fd"])
+
+    def _serve(self, ready_fd: int | None) -> None:
+        terminal = Terminal()
+
+        def on_ready(credentials: dict[str, str]) -> None:
+            layout = settings.LAYOUT
+            if ready_fd is None:
+                terminal.banner(
+                    settings.PUBLIC_URL, bootstrap.default_model(), credentials, replica_states()
+                )
+                bootstrap.forget_credentials(layout)
+                return
+            if credentials:
+                write_atomically(
+                    layout.credentials_file, json.dumps({**credentials, "shown": True}, indent=2)
+                )
+            _report(
+                ready_fd,
+                {"ready": True, "first": bool(credentials), "model": bootstrap.default_model()},
+            )
+
+        try:
+            Supervisor(terminal).run(on_ready)
+        except AlreadyRunningError as error:
+            url = error.facts.get("url", settings.PUBLIC_URL)
+            terminal.say(
+                f"Fanlight is already up at {url} (pid {error.facts.get('pid', '?')}); make down stops it."
+            )
+            _report(ready_fd, {"ready": True, "first": False, "already": True, "model": ""})
+        except (CannotStartError, EmbeddedServerError, OSError) as error:
+            _report(ready_fd, {"ready": False, "reason": str(error)})
+            raise CommandError(f"Fanlight cannot start. {error}") from None
+
+    def _detach(self) -> None:
+        layout = settings.LAYOUT
+        layout.create()
+        log = layout.logs / "up.log"
+        reading, writing = os.pipe()
+        with log.open("w") as output:
+            subprocess.Popen(
+                [sys.executable, str(ROOT / "manage.py"), "up", "--ready-fd", str(writing)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                pass_fds=[writing],
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            )
+        os.close(writing)
+        with os.fdopen(reading) as pipe:
+            text = pipe.readline()
+        if not text:
+            raise CommandError(f"Fanlight ended while starting. {_tail(log)}")
+        report = json.loads(text)
+        if not report["ready"]:
+            raise CommandError(f"Fanlight cannot start. {report['reason']}")
+        if report.get("already"):
+            self.stdout.write(f"Fanlight is already up at {settings.PUBLIC_URL}")
+            return
+        self.stdout.write(f"Fanlight is up at {settings.PUBLIC_URL}")
+        self.stdout.write(f"Log: {log}")
+        if report["first"]:
+            self.stdout.write(
+                f"First sign-in and API key (read it, then delete it): {layout.credentials_file}"
+            )
+
+
+def _report(ready_fd: int | None, facts: dict[str, Any]) -> None:
+    if ready_fd is not None:
+        with os.fdopen(ready_fd, "w") as pipe:
+            pipe.write(json.dumps(facts) + "\n")
+
+
+def _tail(log: Any) -> str:
+    lines = log.read_text(errors="replace").splitlines()
+    return "Its last lines:\n" + "\n".join(lines[-10:])

@@ -1,0 +1,57 @@
+"""`manage.py usage`: the ledger, one line per request."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser
+from datetime import UTC, datetime
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from console.billing.models import UsageRecord
+from console.tenants.models import Tenant
+
+_FIELDS = ("model", "outcome", "prompt_tokens", "cached_tokens", "completion_tokens")
+
+
+class Command(BaseCommand):
+    help = "Print usage records, oldest first, one a line."
+    requires_system_checks: list[str] = []
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--since", required=True, help="ISO 8601; without an offset it is UTC")
+        parser.add_argument("--tenant", help="only this tenant")
+        parser.add_argument("--json", action="store_true", help="one JSON object a line")
+
+    def handle(self, *_args: Any, **options: Any) -> None:
+        records = UsageRecord.objects.filter(started_at__gte=_since(options["since"])).order_by(
+            "id"
+        )
+        names = dict(Tenant.objects.values_list("id", "name"))
+        if options["tenant"]:
+            ids = [tenant_id for tenant_id, name in names.items() if name == options["tenant"]]
+            if not ids:
+                raise CommandError(f"There is no tenant named {options['tenant']}.")
+            records = records.filter(tenant_id=ids[0])
+        for record in records.iterator(chunk_size=2000):
+            facts = {
+                "request_id": str(record.id),
+                "key_id": str(record.key_id),
+                "tenant": names.get(record.tenant_id, str(record.tenant_id)),
+                **{name: getattr(record, name) for name in _FIELDS},
+                "started_at": record.started_at.astimezone(UTC).isoformat(),
+            }
+            self.stdout.write(
+                json.dumps(facts) if options["json"] else "  ".join(map(str, facts.values()))
+            )
+
+
+def _since(text: str) -> datetime:
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise CommandError(
+            f"--since {text} is not an ISO 8601 time, such as 2026-01-31T12:00:00Z."
+        ) from None
+    return at if at.tzinfo else at.replace(tzinfo=UTC)

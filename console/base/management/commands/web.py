@@ -1,0 +1,41 @@
+"""`manage.py web`: the console and, in the same process, the gateway."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import uvicorn
+from django.conf import settings
+from django.core.management.base import BaseCommand
+
+from console.base import logs
+
+# A page being rendered holds the interpreter; a stream's next token should not wait a whole default interval for it.
+SWITCH_INTERVAL_S = 0.0005
+
+
+class Command(BaseCommand):
+    help = "Serve the console and /v1 (ASGI). Needs the database and Valkey; `up` starts all of it."
+    requires_system_checks: list[str] = []
+
+    def handle(self, *_args: Any, **_options: Any) -> None:
+        env = settings.ENV
+        logs.configure(env["LOG_LEVEL"])
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        uvicorn.run(
+            "console.asgi:application",
+            host=env["BIND"],
+            port=env["PORT"],
+            loop="uvloop",
+            http="httptools",
+            ws="websockets-sansio",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=bool(env["TRUSTED_PROXIES"]),
+            forwarded_allow_ips=list(env["TRUSTED_PROXIES"]),
+            timeout_graceful_shutdown=int(env["DRAIN_SECONDS"]) + 5,
+            backlog=2048,
+        )

@@ -1,0 +1,1 @@
+"""`manage.py up`: everything of one installation in one terminal, started and stopped in order."""

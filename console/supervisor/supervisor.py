@@ -1,0 +1,296 @@
+"""Starts everything in order, keeps it running, and stops it in the order that loses nothing (R47)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from django.conf import settings
+from django.db import close_old_connections, connections
+
+from console import embedded
+from console.base.layout import write_atomically
+from console.environment import ROOT
+from console.fleet.models import Replica
+from console.supervisor import bootstrap, preflight
+from console.supervisor.child import Child, Program
+from console.supervisor.preflight import CannotStartError
+from console.supervisor.terminal import Terminal, worker_line
+from console.version import version
+from engine.launchers import process
+from engine.launchers.local import LocalLauncher
+
+# Stop order: streams drain and settle, the journal is shipped, then what starts workers, the workers, the servers.
+WEB, SHIP, CONTROL, SERVERS = 0, 1, 2, 4
+# Where to reach a web process that listens on every address.
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104 names to look up, not addresses to bind
+READY_TIMEOUT_S = 60.0
+FIRST_WORKER_TIMEOUT_S = 300.0
+
+
+class Supervisor:
+    """One installation in one process tree."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        self.layout = settings.LAYOUT
+        self.terminal = terminal
+        self.children: list[Child] = []
+        self.phase = "starting"
+        self.hurry = threading.Event()
+        self._stopping = threading.Event()
+        self._last_state = ""
+
+    # -- start -----------------------------------------------------------------------------------------------------
+
+    def run(self, on_ready: Callable[[dict[str, str]], None]) -> None:
+        """Serve until asked to stop. `on_ready` gets the first credentials (empty when they were shown before).
+
+        Raises CannotStartError or AlreadyRunningError; whatever was started is stopped again.
+        """
+        self.layout.create()
+        with preflight.lock(self.layout):
+            self._listen_for_signals()
+            try:
+                self._start(on_ready)
+                self._watch()
+            finally:
+                self.stop()
+
+    def _start(self, on_ready: Callable[[dict[str, str]], None]) -> None:
+        preflight.end_leftovers(self.layout, self.terminal.say)
+        self._write_guardian()
+        preflight.check_disk(self.layout, settings.ENV["MIN_FREE_DISK_BYTES"])
+        preflight.check_port(settings.ENV["BIND"], settings.ENV["PORT"])
+        self._start_servers()
+        bootstrap.migrate(self.layout, self.terminal.say)
+        self._start_control()
+        bootstrap.bundled_model(self.layout, self.terminal.say, self.terminal.percent)
+        bootstrap.collect_static(self.layout)
+        credentials = bootstrap.first_credentials(self.layout)
+        self._add("web", ["web"], WEB, settings.ENV["DRAIN_SECONDS"] + 10).start()
+        self._write_state()
+        self._await("the web process", self._web_is_ready, READY_TIMEOUT_S)
+        if credentials:
+            self.terminal.say("Loading the model")
+            self._await("a worker", self._worker_is_ready, FIRST_WORKER_TIMEOUT_S)
+        self.phase = "running"
+        self._write_state()
+        on_ready(credentials)
+
+    def _start_servers(self) -> None:
+        if not settings.ENV["DATABASE_URL"]:
+            preflight.clean_stale_postmaster(self.layout)
+            command = embedded.prepare_postgres(self.layout, self.terminal.say)
+            postgres = self._add_server(command)
+            postgres.start()
+        if not settings.ENV["VALKEY_URL"]:
+            valkey = self._add_server(embedded.prepare_valkey(self.layout))
+            valkey.start()
+        self._write_state()
+        if not settings.ENV["DATABASE_URL"]:
+            embedded.wait_for_postgres(self.layout, lambda: not postgres.ended())
+        if not settings.ENV["VALKEY_URL"]:
+            embedded.wait_for_valkey(self.layout, lambda: not valkey.ended())
+
+    def _start_control(self) -> None:
+        """Everything that needs the schema but not the model; the controller waits for a deployment by itself."""
+        self._add("controller", ["controller"], CONTROL, 15).start()
+        self._add("shipper", ["shipper"], SHIP, 20).start()
+        celery = [sys.executable, "-m", "celery", "--app", "console.celery", "--quiet"]
+        jobs = [
+            *celery,
+            "worker",
+            "--pool",
+            "threads",
+            "--concurrency",
+            "2",
+            "--loglevel",
+            "WARNING",
+        ]
+        self._add(
+            "jobs",
+            [*jobs, "--without-gossip", "--without-mingle", "--hostname", "jobs@%h"],
+            CONTROL,
+            10,
+        ).start()
+        schedule = self.layout.run / "beat-schedule"
+        beat = [
+            *celery,
+            "beat",
+            "--loglevel",
+            "WARNING",
+            "--schedule",
+            str(schedule),
+            "--pidfile",
+            "",
+        ]
+        self._add("beat", beat, CONTROL, 10).start()
+        self._write_state()
+
+    def _add_server(self, command: embedded.ServerCommand) -> Child:
+        identity = embedded.run_as_server_user()
+        program = Program(
+            command.name,
+            command.argv,
+            command.env,
+            "/",
+            SERVERS,
+            command.stop_signal,
+            30,
+            identity=identity,
+        )
+        return self._adopt(program)
+
+    def _add(self, name: str, argv: Sequence[str], group: int, grace_s: float) -> Child:
+        if argv[0] != sys.executable:
+            argv = [sys.executable, str(ROOT / "manage.py"), *argv]
+        env = {**os.environ, "PYTHONUNBUFFERED": "1", "DJANGO_SETTINGS_MODULE": "console.settings"}
+        return self._adopt(Program(name, argv, env, str(ROOT), group, grace_s=grace_s))
+
+    def _adopt(self, program: Program) -> Child:
+        share = settings.ENV["LOG_TOTAL_BYTES"] // 8
+        child = Child(program, self.layout.logs / f"{program.name}.log", share, self.terminal.line)
+        self.children.append(child)
+        return child
+
+    def _await(self, what: str, is_ready: Callable[[], bool], timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not is_ready():
+            self._tend()
+            if self._stopping.is_set():
+                raise CannotStartError("Stopped while starting.")
+            if time.monotonic() > deadline:
+                raise CannotStartError(
+                    f"{what[0].upper() + what[1:]} was not ready within {timeout_s:.0f} s: {self._why_not()}. "
+                    f"Its log is in {self.layout.logs}."
+                )
+            time.sleep(0.1)
+
+    def _why_not(self) -> str:
+        reasons = [f"{replica} is {replica.state}: {replica.reason}" for replica in _replicas()]
+        return "; ".join(reasons) or "no reason is known"
+
+    def _web_is_ready(self) -> bool:
+        bind = settings.ENV["BIND"]
+        host = _LOOPBACK.get(bind, bind)
+        try:
+            with urllib.request.urlopen(f"http://{host}:{settings.ENV['PORT']}/healthz", timeout=2):
+                return True
+        except (OSError, urllib.error.URLError):
+            return False
+
+    def _worker_is_ready(self) -> bool:
+        return any(replica.state == Replica.State.READY for replica in _replicas())
+
+    # -- watch -----------------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        while not self._stopping.wait(0.2):
+            self._tend()
+
+    def _tend(self) -> None:
+        for child in self.children:
+            happened = child.tend()
+            if happened:
+                self.terminal.say(happened)
+        self._write_state()
+
+    def _listen_for_signals(self) -> None:
+        def on_signal(_number: int, _frame: object) -> None:
+            if self._stopping.is_set():
+                self.hurry.set()
+            self._stopping.set()
+
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, on_signal)
+
+    # -- stop ------------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Stop in order; a second Ctrl-C shortens every wait, never the order."""
+        if not any(child.pid for child in self.children):
+            self._forget()
+            return
+        self._stopping.set()
+        self.phase = "stopping"
+        self._write_state()
+        self.terminal.say("Stopping: streams drain first (Ctrl-C again to hurry)")
+        for group in (WEB, SHIP, CONTROL):
+            self._stop_group(group)
+        connections.close_all()
+        self._end_workers()
+        self._stop_group(SERVERS)
+        self._forget()
+        self.terminal.say("Stopped")
+
+    def _stop_group(self, group: int) -> None:
+        members = [child for child in reversed(self.children) if child.program.group == group]
+        if group == SERVERS:  # one after the other: PostgreSQL goes last
+            for child in members:
+                child.ask_to_stop()
+                child.await_end(time.monotonic() + child.program.grace_s, self.hurry)
+            return
+        for child in members:
+            child.ask_to_stop()
+        started = time.monotonic()
+        for child in members:
+            child.await_end(started + child.program.grace_s, self.hurry)
+
+    def _end_workers(self) -> None:
+        """Nobody sends them anything any more; each drains what little is left."""
+        launcher = LocalLauncher(self.layout.workers)
+        threads = [
+            threading.Thread(
+                target=launcher.end, args=(replica_id, 3.0 if self.hurry.is_set() else 15.0)
+            )
+            for replica_id in launcher.known()
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    # -- state -----------------------------------------------------------------------------------------------------
+
+    def _write_guardian(self) -> None:
+        """Shims end their worker when the process named here is gone for a minute."""
+        ticks = process.start_ticks(os.getpid())
+        write_atomically(
+            self.layout.run / "guardian.json", json.dumps({"pid": os.getpid(), "pid_ticks": ticks})
+        )
+
+    def _write_state(self) -> None:
+        facts: dict[str, Any] = {
+            "pid": os.getpid(),
+            "pid_ticks": process.start_ticks(os.getpid()),
+            "url": settings.PUBLIC_URL,
+            "version": version(),
+            "phase": self.phase,
+            "processes": [child.facts() for child in self.children],
+        }
+        text = json.dumps(facts)
+        if text != self._last_state:
+            write_atomically(self.layout.state_file, text)
+            self._last_state = text
+
+    def _forget(self) -> None:
+        self.layout.state_file.unlink(missing_ok=True)
+        (self.layout.run / "guardian.json").unlink(missing_ok=True)
+
+
+def _replicas() -> list[Replica]:
+    close_old_connections()
+    return list(Replica.objects.select_related("deployment"))
+
+
+def replica_states() -> str:
+    """A phrase about the replicas, for the banner."""
+    return worker_line([{"name": str(each), "state": each.state} for each in _replicas()])

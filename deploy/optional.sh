@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Say loudly which optional parts are missing, and so which tests will not run.
+set -u
+cd "$(dirname "$0")/.."
+missing=0
+browser=""
+for name in chromium chromium-browser google-chrome; do command -v "$name" >/dev/null 2>&1 && browser=$name && break; done
+if [ -z "$browser" ]; then
+    echo "NOT RUN: browser tests. They need chromium (Debian: apt-get install chromium)."
+    missing=1
+fi
+[ "$missing" = 0 ] && echo "Every optional part is here."
+exit 0
