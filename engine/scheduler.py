@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from engine.blocks import BlockPool
 from engine.errors import ContextTooLong
 from engine.sequence import Sequence
-from engine.types import Chunk, FinishReason, Sampled, Status, Step, TokenEvent
+from engine.types import Chunk, FinishReason, Sampled, Status, Step
+
+Listener = Callable[[Sequence, Sampled, FinishReason | None], bool]
+"""Told of each new token and why it ends the sequence, if it does; True ends it as `stop`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +88,10 @@ class Scheduler:
             self._admit_waiting(step, budget)
         return step
 
-    def complete(self, step: Step, sampled: Mapping[int, Sampled]) -> list[TokenEvent]:
+    def complete(
+        self, step: Step, sampled: Mapping[int, Sampled], listen: Listener = lambda *_: False
+    ) -> None:
         """Commit a computed step; sequences aborted meanwhile get nothing."""
-        events = []
         for chunk in step.chunks:
             sequence = chunk.sequence
             if sequence.status is not Status.RUNNING:
@@ -95,8 +99,7 @@ class Scheduler:
             samples = chunk.samples
             self._advance(chunk)
             if samples:
-                events.append(self._accept(sequence, sampled[sequence.id]))
-        return events
+                self._accept(sequence, sampled[sequence.id], listen)
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """End a sequence and release its blocks."""
@@ -217,18 +220,18 @@ class Scheduler:
         """Move past the chunk and publish the blocks it completed, only now that they are real."""
         sequence, size = chunk.sequence, self.pool.block_size
         sequence.num_computed = chunk.end
-        sequence.computed_total += chunk.count
         if self.limits.prefix_cache and chunk.end // size > chunk.start // size:
             hashes = sequence.block_hashes(size)
             for index in range(chunk.start // size, chunk.end // size):
                 self.pool.publish(sequence.block_table[index], hashes[index])
 
-    def _accept(self, sequence: Sequence, sampled: Sampled) -> TokenEvent:
+    def _accept(self, sequence: Sequence, sampled: Sampled, listen: Listener) -> None:
         reason = sequence.append(sampled.token_id)
         self.counts.generation_tokens += 1
+        if listen(sequence, sampled, reason):
+            reason = FinishReason.STOP
         if reason is not None:
             self.finish(sequence, reason)
-        return TokenEvent(sequence, sampled)
 
     def _release(self, sequence: Sequence) -> None:
         self.pool.release(sequence.block_table)

@@ -50,7 +50,6 @@ class Sequence:
         self.num_cached = 0
         self.block_table: list[int] = []
         self.preemptions = 0
-        self.computed_total = 0
         self._root = root
         self._hashes: list[bytes] = []
 

@@ -79,7 +79,8 @@ class Sampled(NamedTuple):
     top: tuple[tuple[int, float], ...] = ()
 
 
-class Chunk(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Chunk:
     """`count` tokens of one sequence, from position `start`, to be computed in one step."""
 
     sequence: Sequence
@@ -109,10 +110,3 @@ class Step:
     def num_tokens(self) -> int:
         """Tokens computed in this step, over all chunks."""
         return sum(chunk.count for chunk in self.chunks)
-
-
-class TokenEvent(NamedTuple):
-    """What `Scheduler.complete` reports: a new token of a sequence, and whether it ended."""
-
-    sequence: Sequence
-    sampled: Sampled

@@ -1,0 +1,124 @@
+"""A lean GGUF reader: header parsed once, tensors mapped and dequantised on demand.
+
+The gguf package's own reader builds a Python object per vocabulary entry, which takes seconds;
+only its dequantisation kernels are used here.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.errors import UnsupportedModel
+
+_SCALARS = {
+    0: "<B",
+    1: "<b",
+    2: "<H",
+    3: "<h",
+    4: "<I",
+    5: "<i",
+    6: "<f",
+    7: "<?",
+    10: "<Q",
+    11: "<q",
+    12: "<d",
+}
+_STRING, _ARRAY = 8, 9
+_MAX_ITEMS = 1 << 26
+
+
+class TensorInfo(NamedTuple):
+    """Where a tensor lies; `shape` is row-major (output, input), as numpy and torch have it."""
+
+    shape: tuple[int, ...]
+    ggml_type: int
+    offset: int
+
+
+class GgufFile:
+    """Metadata and tensors of one GGUF file. Raises UnsupportedModel on a malformed header."""
+
+    def __init__(self, path: Path) -> None:
+        with path.open("rb") as file:
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._at = 0
+        self.metadata: dict[str, Any] = {}
+        self.tensors: dict[str, TensorInfo] = {}
+        try:
+            self._read_header()
+        except (struct.error, KeyError, UnicodeDecodeError, ValueError) as error:
+            raise UnsupportedModel(f"{path.name} is not a readable GGUF file: {error}") from error
+
+    def load(self, name: str) -> npt.NDArray[np.float32]:
+        """Dequantise one tensor to float32."""
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+        from gguf.quants import dequantize
+
+        info = self.tensors[name]
+        try:
+            kind = GGMLQuantizationType(info.ggml_type)
+            block, size = GGML_QUANT_SIZES[kind]
+        except (ValueError, KeyError) as error:
+            raise UnsupportedModel(f"{name} has unknown type {info.ggml_type}.") from error
+        count = int(np.prod(info.shape)) // block * size
+        raw = np.frombuffer(self._map, np.uint8, count, info.offset)
+        rows = raw.reshape(*info.shape[:-1], info.shape[-1] // block * size)
+        try:
+            values = dequantize(rows, kind).reshape(info.shape)
+        except NotImplementedError as error:
+            raise UnsupportedModel(f"{name}: {kind.name} cannot be dequantised.") from error
+        # float32 comes back as a view of the read-only map, which torch must not share.
+        return np.require(values, np.float32, "W")
+
+    def _read_header(self) -> None:
+        magic, version = self._bytes(4), self._number("<I")
+        if magic != b"GGUF" or version not in (2, 3):
+            raise UnsupportedModel(
+                f"Not a GGUF v2 or v3 file (magic {magic!r}, version {version})."
+            )
+        num_tensors, num_keys = self._number("<Q"), self._number("<Q")
+        for _ in range(num_keys):
+            key = self._string()
+            self.metadata[key] = self._value(self._number("<I"))
+        infos = [self._tensor_info() for _ in range(num_tensors)]
+        align = int(self.metadata.get("general.alignment", 32))
+        base = -(-self._at // align) * align
+        self.tensors = {name: info._replace(offset=base + info.offset) for name, info in infos}
+
+    def _tensor_info(self) -> tuple[str, TensorInfo]:
+        name, dims = self._string(), self._number("<I")
+        shape = tuple(self._number("<Q") for _ in range(dims))[::-1]
+        return name, TensorInfo(shape, self._number("<I"), self._number("<Q"))
+
+    def _value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self._string()
+        if kind != _ARRAY:
+            return self._number(_SCALARS[kind])
+        item, count = self._number("<I"), self._number("<Q")
+        if count > _MAX_ITEMS:
+            raise ValueError(f"array of {count} items")
+        if item in _SCALARS:
+            dtype = np.dtype(_SCALARS[item])
+            return np.frombuffer(self._bytes(count * dtype.itemsize), dtype).tolist()
+        return [self._value(item) for _ in range(count)]
+
+    def _number(self, form: str) -> Any:
+        (value,) = struct.unpack_from(form, self._map, self._at)
+        self._at += struct.calcsize(form)
+        return value
+
+    def _string(self) -> str:
+        return self._bytes(self._number("<Q")).decode("utf-8")
+
+    def _bytes(self, count: int) -> bytes:
+        start, self._at = self._at, self._at + count
+        if self._at > len(self._map):
+            raise ValueError("the file ends inside its header")
+        return self._map[start : self._at]

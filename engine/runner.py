@@ -1,0 +1,84 @@
+"""A step as tensors: build the batch, run the decoder, sample."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.model.attention import KVCache, plan_groups
+from engine.model.decoder import Batch, Decoder
+from engine.sampler import Sampler
+from engine.types import Chunk, Sampled, Step
+
+
+class Runner(Protocol):
+    """The seam between the step loop and the device; split so that aborts fit in between."""
+
+    def forward(self, step: Step) -> object:
+        """Compute a step and return what `sample` needs; fills the KV slots."""
+        ...
+
+    def sample(self, step: Step, computed: object) -> dict[int, Sampled]:
+        """The next token by sequence id, for every chunk that `samples`."""
+        ...
+
+
+class TorchRunner:
+    """Runs steps on a torch device; owns the KV cache."""
+
+    def __init__(self, decoder: Decoder, cache: KVCache, sampler: Sampler) -> None:
+        self.decoder = decoder
+        self.cache = cache
+        self.sampler = sampler
+
+    @torch.inference_mode()
+    def forward(self, step: Step) -> object:
+        """Logits [num_samples, vocab] float32 of the sampling chunks, with those chunks."""
+        chunks = order_chunks(step.chunks)
+        sampling = [chunk for chunk in chunks if chunk.samples]
+        return sampling, self.decoder.forward(self._batch(chunks), self.cache)
+
+    @torch.inference_mode()
+    def sample(self, step: Step, computed: object) -> dict[int, Sampled]:
+        """See Runner."""
+        assert isinstance(computed, tuple)
+        sampling: list[Chunk]
+        logits: Tensor
+        sampling, logits = computed
+        if not sampling:
+            return {}
+        sequences = [chunk.sequence for chunk in sampling]
+        sampled = self.sampler.sample(logits, sequences)
+        return {s.id: token for s, token in zip(sequences, sampled, strict=True)}
+
+    def _batch(self, chunks: list[Chunk]) -> Batch:
+        size, device = self.cache.block_size, self.decoder.device
+        tokens: list[int] = []
+        positions, slots = [], []
+        last = []
+        for chunk in chunks:
+            tokens += chunk.sequence.tokens[chunk.start : chunk.end]
+            span = np.arange(chunk.start, chunk.end)
+            table = np.asarray(
+                chunk.sequence.block_table[chunk.start // size : -(-chunk.end // size)], np.int64
+            )
+            positions.append(span)
+            slots.append(table[span // size - chunk.start // size] * size + span % size)
+            if chunk.samples:
+                last.append(len(tokens) - 1)
+        config = self.decoder.config
+        return Batch(
+            tokens=torch.tensor(tokens, device=device),
+            positions=torch.from_numpy(np.concatenate(positions)).to(device),
+            slots=torch.from_numpy(np.concatenate(slots)).to(device),
+            last=torch.tensor(last, dtype=torch.int64, device=device),
+            groups=plan_groups(chunks, size, config.group, self.decoder.dtype, device),
+        )
+
+
+def order_chunks(chunks: list[Chunk]) -> list[Chunk]:
+    """Single tokens first, by length, so that attention can bucket them; then prefill."""
+    return sorted(chunks, key=lambda chunk: (chunk.count > 1, chunk.end))

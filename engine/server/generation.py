@@ -1,0 +1,166 @@
+"""One request from body to last byte: tokenise, submit, follow, account."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from engine.core import Abort, Add
+from engine.errors import ContextTooLong, EngineFault, Overloaded, RequestError
+from engine.outbox import Choice, Outbox
+from engine.sequence import Sequence, hash_root
+from engine.server.schema import CompletionRequest
+from engine.server.service import Service
+from engine.server.wire import Usage
+from engine.timeline import Timeline
+from engine.types import FinishReason
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+
+
+@dataclass(slots=True)
+class Anchor:
+    """The same moment on both clocks, so that stamps of several processes can be merged."""
+
+    wall_ns: int = field(default_factory=time.time_ns)
+    mono_ns: int = field(default_factory=time.monotonic_ns)
+
+
+class Generation:
+    """The sequences of one request and what has been told about them."""
+
+    def __init__(self, service: Service, request: CompletionRequest) -> None:
+        self.request = request
+        self.anchor = Anchor()
+        self.timeline = Timeline()
+        self.timeline.note("RECEIVED", at=self.anchor.mono_ns)
+        self.outbox = Outbox(service.count_undelivered)
+        self.choices: list[Choice] = []
+        self._service = service
+        self._posted = 0
+        self._open = 0
+
+    async def submit(self) -> None:
+        """Tokenise and queue. Raises ContextTooLong, TemplateError or Overloaded."""
+        prompt = await self._tokenise()
+        max_tokens = self._bound(len(prompt))
+        self._refuse_overload()
+        root = hash_root(self._service.config.revision, self.request.fields.get("cache_salt", ""))
+        for index in range(self.request.choices):
+            self.choices.append(self._choice(index, prompt, max_tokens, root))
+        self.timeline.note("QUEUED")
+        await self._service.fault_delay("engine_queue")
+        self._post(1)
+
+    def follow_first(self) -> None:
+        """Start the other choices once the first has a token: the prompt is then cached."""
+        if self._posted < len(self.choices):
+            self._post(len(self.choices))
+
+    def settle(self) -> None:
+        """Abort whatever still runs; called exactly once, on every way out."""
+        ids = tuple(c.sequence.id for c in self.choices[: self._posted])
+        if self.outbox.open:
+            self._service.core.post(Abort(ids))
+        self.outbox.leave()
+
+    def usage(self) -> Usage:
+        """Counts of everything delivered so far; what is returned counts as reported."""
+        self.outbox.reported = self.outbox.generated
+        first = self.choices[0].sequence
+        return Usage(first.num_prompt, first.num_cached, self.outbox.generated)
+
+    def ended(self, finish: FinishReason, error: str | None) -> None:
+        """Note the end of a choice. Raises EngineFault unless the client may see the reason."""
+        self._open -= 1
+        if finish not in (FinishReason.STOP, FinishReason.LENGTH):
+            raise EngineFault(error or f"The generation ended with: {finish.value}.")
+
+    @property
+    def done(self) -> bool:
+        """True when every choice has ended."""
+        return self._open == 0 and self._posted == len(self.choices)
+
+    def report(self) -> dict[str, Any]:
+        """The `fanlight` object: the timeline of the first choice, and its cache facts."""
+        first = self.choices[0].sequence
+        return {
+            "boot_id": BOOT_ID,
+            "anchor": {"wall_ns": self.anchor.wall_ns, "mono_ns": self.anchor.mono_ns},
+            "events": self.timeline.as_list(),
+            "dropped": self.timeline.dropped,
+            "cached_tokens": first.num_cached,
+            "computed_tokens": first.num_prompt - first.num_cached,
+            "block_size": self._service.config.block_size,
+            "preemptions": first.preemptions,
+        }
+
+    async def _tokenise(self) -> list[int]:
+        request, tokenizer = self.request, self._service.tokenizer
+        loop = asyncio.get_running_loop()
+        if request.messages is not None:
+            ids = await loop.run_in_executor(None, tokenizer.encode_chat, request.messages)
+        elif isinstance(request.prompt, str):
+            ids = await loop.run_in_executor(None, tokenizer.encode, request.prompt)
+        else:
+            ids = request.prompt or []
+        await self._service.fault_delay("tokenize")
+        self._check_ids(ids)
+        self.timeline.note("TOKENIZED", prompt_tokens=len(ids))
+        return ids
+
+    def _check_ids(self, ids: list[int]) -> None:
+        if not ids:
+            raise RequestError("The prompt is empty.", "prompt")
+        vocab = self._service.vocab_size
+        if max(ids) >= vocab:
+            raise RequestError(f"A token id exceeds the vocabulary of {vocab}.", "prompt")
+        outside = [id for id, _ in self.request.fields.get("logit_bias", ()) if not 0 <= id < vocab]
+        outside += [id for id in self.request.fields.get("stop_token_ids", ()) if id >= vocab]
+        if outside:
+            raise RequestError(f"Token id {outside[0]} is not in the vocabulary.", "logit_bias")
+
+    def _bound(self, prompt_tokens: int) -> int:
+        """max_tokens, or all that fits. Raises ContextTooLong."""
+        window = self._service.max_model_len
+        wanted = self.request.max_tokens
+        if prompt_tokens >= window or prompt_tokens + (wanted or 0) > window:
+            asked = "" if wanted is None else f" and {wanted} for the answer"
+            raise ContextTooLong(
+                f"This model's window is {window} tokens; the request has {prompt_tokens} "
+                f"in the prompt{asked}.",
+                "messages" if self.request.chat else "prompt",
+            )
+        return wanted or window - prompt_tokens
+
+    def _refuse_overload(self) -> None:
+        core, limit = self._service.core, self._service.config.max_queued
+        reason = core.unhealthy()
+        if self._service.draining:
+            raise Overloaded("The engine is shutting down.", retry_after=5)
+        if reason is not None:
+            raise Overloaded(f"The engine is not healthy: {reason}.", retry_after=10)
+        if core.num_waiting + self.request.choices > limit:
+            raise Overloaded(f"{core.num_waiting} requests wait already; the limit is {limit}.")
+
+    def _choice(self, index: int, prompt: list[int], max_tokens: int, root: bytes) -> Choice:
+        tokenizer = self._service.tokenizer
+        sequence = Sequence(
+            self._service.next_id(),
+            prompt,
+            self.request.sampling(max_tokens, tokenizer.special.end_ids, index),
+            root=root,
+            priority=self.request.fields.get("priority", 0),
+            timeline=self.timeline if index == 0 else Timeline(),
+        )
+        return Choice(index, sequence, tokenizer.detokenizer(), self.outbox)
+
+    def _post(self, upto: int) -> None:
+        for choice in self.choices[self._posted : upto]:
+            self._service.core.post(Add(choice))
+            self._open += 1
+            self.outbox.open += 1
+        self._posted = upto

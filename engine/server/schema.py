@@ -1,0 +1,306 @@
+"""Request bodies, checked field by field: what is unknown or out of range is a 400 naming it."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from engine.errors import RequestError
+from engine.server.http import safe_id
+from engine.types import SamplingParams
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+MAX_CHOICES = 16
+MAX_STOPS = 4
+MAX_STOP_CHARS = 1024
+
+Check = Callable[[Any], Any]
+
+
+@dataclass(slots=True)
+class CompletionRequest:
+    """A parsed request. Exactly one of `messages` and `prompt` is set."""
+
+    model: str
+    messages: list[dict[str, Any]] | None
+    prompt: str | list[int] | None
+    fields: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def chat(self) -> bool:
+        """True for /v1/chat/completions."""
+        return self.messages is not None
+
+    @property
+    def stream(self) -> bool:
+        """True when the answer is sent as events."""
+        return bool(self.fields.get("stream", False))
+
+    @property
+    def include_usage(self) -> bool:
+        """True when a last chunk shall carry the usage."""
+        return bool(self.fields.get("stream_options", {}).get("include_usage", False))
+
+    @property
+    def continuous_usage(self) -> bool:
+        """True when every chunk shall carry the usage so far."""
+        options = self.fields.get("stream_options", {})
+        return self.include_usage and bool(options.get("continuous_usage_stats", False))
+
+    @property
+    def choices(self) -> int:
+        """How many answers are wanted (`n`)."""
+        return int(self.fields.get("n", 1))
+
+    @property
+    def max_tokens(self) -> int | None:
+        """The newer name wins; None means as many as fit."""
+        value = self.fields.get("max_completion_tokens", self.fields.get("max_tokens"))
+        return 16 if value is None and not self.chat else value
+
+    @property
+    def top_logprobs(self) -> int | None:
+        """How many alternatives to report, or None for no log-probabilities at all."""
+        asked = self.fields.get("logprobs")
+        if not self.chat:
+            return None if asked is None else int(asked)
+        return int(self.fields.get("top_logprobs", 0)) if asked else None
+
+    def sampling(self, max_tokens: int, end_ids: frozenset[int], index: int) -> SamplingParams:
+        """Parameters of choice `index`; without a seed every choice gets its own."""
+        get = self.fields.get
+        seed = get("seed")
+        own_ids = frozenset(get("stop_token_ids", ()))
+        return SamplingParams(
+            max_tokens=max_tokens,
+            temperature=get("temperature", 1.0),
+            top_p=get("top_p", 1.0),
+            top_k=max(get("top_k", 0), 0),
+            min_p=get("min_p", 0.0),
+            repetition_penalty=get("repetition_penalty", 1.0),
+            presence_penalty=get("presence_penalty", 0.0),
+            frequency_penalty=get("frequency_penalty", 0.0),
+            seed=secrets.randbits(63) if seed is None else seed + index,
+            min_tokens=get("min_tokens", 0),
+            ignore_eos=get("ignore_eos", False),
+            stop=get("stop", ()),
+            stop_token_ids=own_ids if get("ignore_eos") else own_ids | end_ids,
+            logit_bias=get("logit_bias", ()),
+            top_logprobs=self.top_logprobs,
+        )
+
+
+def parse(data: bytes, *, chat: bool) -> CompletionRequest:
+    """Check a body. Raises RequestError with the offending field as `param`."""
+    try:
+        body = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RequestError(f"The body is not valid JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise RequestError("The body must be a JSON object.")
+    checks = CHAT if chat else TEXT
+    fields = {name: _checked(checks, name, v) for name, v in body.items() if v is not None}
+    for name in ("model", "messages" if chat else "prompt"):
+        if name not in fields:
+            raise RequestError(f"The field '{name}' is required.", name)
+    _check_together(fields, chat=chat)
+    return CompletionRequest(
+        fields.pop("model"), fields.pop("messages", None), fields.pop("prompt", None), fields
+    )
+
+
+def _checked(checks: Mapping[str, Check], name: str, value: Any) -> Any:
+    check = checks.get(name)
+    if check is None:
+        raise RequestError(f"Unknown field '{name}'.", name, "unknown_parameter")
+    try:
+        return check(value)
+    except ValueError as error:
+        raise RequestError(f"Invalid '{name}': {error}", name) from error
+
+
+def _check_together(fields: dict[str, Any], *, chat: bool) -> None:
+    """Rules over more than one field."""
+    if "stream_options" in fields and not fields.get("stream"):
+        raise RequestError("'stream_options' needs stream: true.", "stream_options")
+    if chat and "top_logprobs" in fields and not fields.get("logprobs"):
+        raise RequestError("'top_logprobs' needs logprobs: true.", "top_logprobs")
+    limit = fields.get("max_completion_tokens", fields.get("max_tokens"))
+    if limit is not None and fields.get("min_tokens", 0) > limit:
+        raise RequestError("'min_tokens' exceeds max_tokens.", "min_tokens")
+
+
+def _number(low: float, high: float, *, open_low: bool = False) -> Check:
+    def check(value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ValueError("a number is expected.")
+        if not math.isfinite(value) or value > high or value < low or (open_low and value == low):
+            raise ValueError(f"{value} is not in {'(' if open_low else '['}{low}, {high}].")
+        return float(value)
+
+    return check
+
+
+def _integer(low: int, high: int = 2**63 - 1) -> Check:
+    def check(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ValueError("an integer is expected.")
+        if not low <= value <= high:
+            raise ValueError(f"{value} is not in [{low}, {high}].")
+        return value
+
+    return check
+
+
+def _kind(*kinds: type, name: str) -> Check:
+    def check(value: Any) -> Any:
+        if not isinstance(value, kinds):
+            raise ValueError(f"{name} is expected.")
+        return value
+
+    return check
+
+
+def _only(*allowed: Any, why: str) -> Check:
+    def check(value: Any) -> Any:
+        if value not in allowed:
+            raise ValueError(why)
+        return value
+
+    return check
+
+
+def _stop(value: Any) -> tuple[str, ...]:
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or len(stops) > MAX_STOPS:
+        raise ValueError(f"a string or a list of at most {MAX_STOPS} strings is expected.")
+    for stop in stops:
+        if not isinstance(stop, str) or not 0 < len(stop) <= MAX_STOP_CHARS:
+            raise ValueError(f"each stop must be a string of 1 to {MAX_STOP_CHARS} characters.")
+    return tuple(stops)
+
+
+def _token_ids(value: Any) -> list[int]:
+    ids = isinstance(value, list) and all(type(id) is int and id >= 0 for id in value)
+    if not ids:
+        raise ValueError("a list of token ids is expected.")
+    return list(value)
+
+
+def _prompt(value: Any) -> str | list[int]:
+    if isinstance(value, list) and value and isinstance(value[0], (str, list)):
+        if len(value) > 1:
+            raise ValueError("this engine takes one prompt per request.")
+        value = value[0]
+    if isinstance(value, str):
+        return value
+    return _token_ids(value)
+
+
+def _logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
+    if not isinstance(value, dict) or len(value) > 1024:
+        raise ValueError("an object of at most 1,024 token ids is expected.")
+    in_range = _number(-100, 100)
+    return tuple((int(id), in_range(bias)) for id, bias in value.items())
+
+
+def _stream_options(value: Any) -> dict[str, bool]:
+    known = {"include_usage", "continuous_usage_stats", "include_obfuscation"}
+    if not isinstance(value, dict) or not known.issuperset(value):
+        raise ValueError(f"an object with only {', '.join(sorted(known))} is expected.")
+    if not all(isinstance(flag, bool) for flag in value.values()):
+        raise ValueError("its members are true or false.")
+    return value
+
+
+def _response_format(value: Any) -> Any:
+    if not isinstance(value, dict) or value.get("type") != "text":
+        raise ValueError("this engine cannot do it yet; only {'type': 'text'} works.")
+    return value
+
+
+def _messages(value: Any) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not value:
+        raise ValueError("a non-empty list is expected.")
+    for index, message in enumerate(value):
+        if not isinstance(message, dict) or message.get("role") not in ROLES:
+            raise ValueError(f"message {index} needs a role out of {', '.join(ROLES)}.")
+        _content(index, message.get("content"))
+    return value
+
+
+def _content(index: int, content: Any) -> None:
+    if content is None or isinstance(content, str):
+        return
+    if not isinstance(content, list):
+        raise ValueError(f"the content of message {index} must be null, text or a list of parts.")
+    for part in content:
+        ok = isinstance(part, dict) and part.get("type") == "text"
+        if not ok or not isinstance(part.get("text"), str):
+            raise ValueError(f"message {index}: only parts {{'type': 'text', 'text': …}} work.")
+
+
+def _request_id(value: Any) -> str:
+    if not isinstance(value, str) or safe_id(value) is None:
+        raise ValueError("1 to 128 letters, digits or . _ : - are expected.")
+    return value
+
+
+_BOOL = _kind(bool, name="true or false")
+_TEXT = _kind(str, name="a string")
+_NOT_YET = "this engine cannot do it yet."
+
+COMMON: dict[str, Check] = {
+    "model": _TEXT,
+    "stream": _BOOL,
+    "stream_options": _stream_options,
+    "temperature": _number(0, 2),
+    "top_p": _number(0, 1, open_low=True),
+    "max_tokens": _integer(1),
+    "stop": _stop,
+    "seed": _integer(-(2**63)),
+    "presence_penalty": _number(-2, 2),
+    "frequency_penalty": _number(-2, 2),
+    "logit_bias": _logit_bias,
+    "n": _integer(1, MAX_CHOICES),
+    "user": _TEXT,
+    "metadata": _kind(dict, name="an object"),
+    "store": _BOOL,
+    "service_tier": _TEXT,
+    "safety_identifier": _TEXT,
+    "prompt_cache_key": _TEXT,
+    "top_k": _integer(-1),
+    "min_p": _number(0, 1),
+    "repetition_penalty": _number(0, 10, open_low=True),
+    "min_tokens": _integer(0),
+    "ignore_eos": _BOOL,
+    "stop_token_ids": _token_ids,
+    "cache_salt": _TEXT,
+    "priority": _integer(-(2**31), 2**31),
+    "request_id": _request_id,
+}
+CHAT: dict[str, Check] = COMMON | {
+    "messages": _messages,
+    "max_completion_tokens": _integer(1),
+    "logprobs": _BOOL,
+    "top_logprobs": _integer(0, 20),
+    "response_format": _response_format,
+    "tools": _only([], why=_NOT_YET),
+    "tool_choice": _only("none", "auto", why=_NOT_YET),
+    "functions": _only([], why=_NOT_YET),
+    "function_call": _only("none", "auto", why=_NOT_YET),
+    "parallel_tool_calls": _BOOL,
+    "modalities": _only(["text"], why="only text comes out of this engine."),
+}
+TEXT: dict[str, Check] = COMMON | {
+    "prompt": _prompt,
+    "logprobs": _integer(0, 5),
+    "echo": _only(False, why=_NOT_YET),
+    "best_of": _only(1, why=_NOT_YET),
+    "suffix": _only("", why=_NOT_YET),
+}

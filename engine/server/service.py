@@ -1,0 +1,106 @@
+"""What all endpoints share: the engine, its facts, and the one event loop it delivers to."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from engine import __version__
+from engine.config import EngineConfig
+from engine.core import Deliveries, EngineCore
+from engine.faults import FaultyRunner
+from engine.metrics import EngineMetrics
+from engine.runner import Runner
+from engine.scheduler import Scheduler
+from engine.tokenizer import Tokenizer
+
+
+class Service:
+    """One engine behind HTTP. Must be created on the loop that serves."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        tokenizer: Tokenizer,
+        scheduler: Scheduler,
+        runner: Runner,
+        max_model_len: int,
+        vocab_size: int,
+        api_key: str | None = None,
+    ) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+        self.max_model_len = max_model_len
+        self.vocab_size = vocab_size
+        self.api_key = api_key
+        self.created = int(time.time())
+        self.draining = False
+        self.undelivered_tokens = 0
+        self.metrics = EngineMetrics(config.name)
+        self._loop = asyncio.get_running_loop()
+        self._ids = itertools.count(1)
+        if config.faults:
+            runner = FaultyRunner(runner, config.faults)
+        self.core = EngineCore(scheduler, runner, self._deliver, self.metrics)
+        self.metrics.watch(self.core)
+
+    def next_id(self) -> int:
+        """Sequence ids rise with arrival, which is what orders equals in the queue."""
+        return next(self._ids)
+
+    async def fault_delay(self, phase: str) -> None:
+        """Sleep where a test asked for it."""
+        if phase in self.config.faults:
+            await asyncio.sleep(self.config.faults[phase] / 1000)
+
+    def stats(self) -> dict[str, Any]:
+        """The body of GET /stats."""
+        core, pool, counts = self.core, self.core.scheduler.pool, self.core.scheduler.counts
+        return {
+            "steps": counts.steps,
+            "running": core.num_running,
+            "waiting": core.num_waiting,
+            "kv_usage": round(pool.usage, 6),
+            "num_blocks": pool.num_blocks,
+            "free_blocks": pool.num_free,
+            "block_size": pool.block_size,
+            "evicted_blocks": pool.evictions,
+            "prefix_query_tokens": counts.prefix_query_tokens,
+            "prefix_hit_tokens": counts.prefix_hit_tokens,
+            "prompt_tokens": counts.prompt_tokens,
+            "generation_tokens": counts.generation_tokens,
+            "undelivered_tokens": self.undelivered_tokens,
+            "preemptions": counts.preemptions,
+            "requests_finished": dict(counts.finished),
+            "max_num_seqs": self.config.max_num_seqs,
+            "max_model_len": self.max_model_len,
+            "rss_bytes": rss_bytes(),
+            "engine_version": __version__,
+            "model": self.config.name,
+            "draining": self.draining,
+            **core.timing(),
+        }
+
+    def count_undelivered(self, tokens: int) -> None:
+        """Tokens generated for a reader that left before it was told of them."""
+        self.undelivered_tokens += tokens
+
+    def _deliver(self, deliveries: Deliveries) -> None:
+        """Called on the step thread, once per step."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(_hand_out, deliveries)
+
+
+def _hand_out(deliveries: Deliveries) -> None:
+    for choice, delta in deliveries:
+        choice.outbox.deliver(choice.index, delta)
+
+
+def rss_bytes() -> int:
+    """Resident memory of this process."""
+    pages = Path("/proc/self/statm").read_text("ascii").split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,259 @@
+"""Text to token ids and back, from a GGUF header or a tokenizer.json."""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+from engine.errors import TemplateError, UnsupportedModel
+from engine.model.loader import LoadedModel
+from engine.template import ChatTemplate
+
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
+_QWEN2 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}"
+
+_SPLITS = {
+    "llama-bpe": _LLAMA3,
+    "llama3": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "qwen2": _QWEN2,
+    "deepseek-r1-qwen": _QWEN2,
+}
+_END_NAMES = {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>"}
+_CONTROL, _USER_DEFINED = 3, 4
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialTokens:
+    """Ids and texts around a sequence; `end_ids` all end a generation."""
+
+    bos_token: str
+    eos_token: str
+    bos_id: int | None
+    end_ids: frozenset[int]
+    add_bos: bool
+
+
+class Tokenizer:
+    """Encodes prompts, renders chats and makes detokenizers. Thread-safe."""
+
+    def __init__(self, backend: Backend, special: SpecialTokens, chat_template: str | None) -> None:
+        self._backend = backend
+        self._bytes = token_bytes(backend)
+        self._template = chat_template and ChatTemplate(
+            chat_template, bos_token=special.bos_token, eos_token=special.eos_token
+        )
+        self.special = special
+        self.vocab_size = backend.get_vocab_size()
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of plain text, with a BOS where the model wants one."""
+        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        if self.special.add_bos and self.special.bos_id is not None:
+            if not ids or ids[0] != self.special.bos_id:
+                ids.insert(0, self.special.bos_id)
+        return ids
+
+    def encode_chat(self, messages: list[dict[str, Any]]) -> list[int]:
+        """Ids of a rendered chat. Raises TemplateError."""
+        if not self._template:
+            raise TemplateError("This model has no chat template; use /v1/completions.", "messages")
+        text = self._template.render(messages)
+        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def decode(self, ids: list[int]) -> str:
+        """Text of ids, special tokens left out."""
+        text: str = self._backend.decode(ids, skip_special_tokens=True)
+        return text
+
+    def token_bytes(self, id: int) -> bytes:
+        """The bytes of one token as text shows it; empty for control tokens."""
+        return self._bytes[id] if id < len(self._bytes) else b""
+
+    def token_text(self, id: int) -> str:
+        """One token on its own, control tokens by name, for log-probability reports."""
+        return self.token_bytes(id).decode("utf-8", "replace") or str(
+            self._backend.id_to_token(id) or ""
+        )
+
+    def detokenizer(self) -> Detokenizer:
+        """A fresh incremental decoder."""
+        return Detokenizer(self._bytes)
+
+
+class Detokenizer:
+    """Tokens to text, piece by piece; bytes of an unfinished character are held back.
+
+    The concatenation of all pieces equals Tokenizer.decode of all ids.
+    """
+
+    __slots__ = ("_bytes", "_decoder")
+
+    def __init__(self, table: list[bytes]) -> None:
+        self._bytes = table
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, id: int) -> str:
+        """Text that this token completes, possibly empty."""
+        return self._decoder.decode(self._bytes[id] if id < len(self._bytes) else b"")
+
+    def flush(self) -> str:
+        """What is left at the end; broken characters become U+FFFD."""
+        return self._decoder.decode(b"", final=True)
+
+
+def byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-in for each byte value."""
+    kept = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    moved = [value for value in range(256) if value not in kept]
+    table = {chr(value): value for value in kept}
+    return table | {chr(256 + index): value for index, value in enumerate(moved)}
+
+
+def token_bytes(backend: Backend) -> list[bytes]:
+    """Bytes of every id of a byte-level vocabulary; special tokens have none."""
+    if not isinstance(backend.decoder, decoders.ByteLevel):
+        raise UnsupportedModel("Only byte-level BPE tokenizers are supported.")
+    alphabet = byte_alphabet()
+    added = backend.get_added_tokens_decoder()
+    table = [b""] * (max(backend.get_vocab().values(), default=-1) + 1)
+    for text, id in backend.get_vocab().items():
+        if id in added:
+            table[id] = b"" if added[id].special else added[id].content.encode()
+        else:
+            try:
+                table[id] = bytes([alphabet[char] for char in text])
+            except KeyError:
+                table[id] = text.encode()
+    return table
+
+
+def load_tokenizer(model: LoadedModel) -> Tokenizer:
+    """The tokenizer that belongs to a model. Raises UnsupportedModel."""
+    if "tokenizer.ggml.model" in model.metadata:
+        return from_gguf(model.metadata)
+    folder = model.path if model.path.is_dir() else model.path.parent
+    return from_folder(folder)
+
+
+def from_gguf(meta: Mapping[str, Any]) -> Tokenizer:
+    """Build a byte-level BPE from GGUF metadata."""
+    kind = meta["tokenizer.ggml.model"]
+    if kind != "gpt2":
+        raise UnsupportedModel(f"GGUF tokenizer {kind!r} is not supported; byte-level BPE is.")
+    tokens: list[str] = meta["tokenizer.ggml.tokens"]
+    pre = str(meta.get("tokenizer.ggml.pre", "default"))
+    vocab = {token: id for id, token in enumerate(tokens)}
+    merges = [tuple(merge.split(" ", 1)) for merge in meta["tokenizer.ggml.merges"]]
+    backend = Backend(models.BPE(vocab, merges, ignore_merges=_SPLITS.get(pre) is _LLAMA3))
+    if _SPLITS.get(pre) is _QWEN2:
+        backend.normalizer = normalizers.NFC()
+    backend.pre_tokenizer = _pre_tokenizer(pre)
+    backend.decoder = decoders.ByteLevel()
+    kinds = meta.get("tokenizer.ggml.token_type") or []
+    for token, kind_id in zip(tokens, kinds, strict=False):
+        if kind_id in (_CONTROL, _USER_DEFINED):
+            _add(backend, token, special=kind_id == _CONTROL)
+    template = meta.get("tokenizer.chat_template")
+    return Tokenizer(backend, _gguf_special(meta, tokens, kinds), template)
+
+
+def from_folder(folder: Path) -> Tokenizer:
+    """Load tokenizer.json and its companions from a Hugging Face folder."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise UnsupportedModel(f"{folder} has no tokenizer.json.")
+    backend = Backend.from_file(str(path))
+    settings = _read(folder / "tokenizer_config.json")
+    bos, eos = _text(settings.get("bos_token")), _text(settings.get("eos_token"))
+    declared = _read(folder / "generation_config.json").get("eos_token_id")
+    if declared is None:
+        declared = _read(folder / "config.json").get("eos_token_id")
+    ends = set(declared if isinstance(declared, list) else [declared]) - {None}
+    ends.add(backend.token_to_id(eos) if eos else None)
+    bos_id = backend.token_to_id(bos) if bos else None
+    special = SpecialTokens(
+        bos_token=bos,
+        eos_token=eos,
+        bos_id=bos_id,
+        end_ids=frozenset(id for id in ends if id is not None),
+        add_bos=bos_id is not None and backend.encode("").ids[:1] == [bos_id],
+    )
+    return Tokenizer(backend, special, _folder_template(folder, settings))
+
+
+def _folder_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
+    separate = folder / "chat_template.jinja"
+    if separate.is_file():
+        return separate.read_text("utf-8")
+    template = settings.get("chat_template")
+    if isinstance(template, list):
+        named = {entry["name"]: entry["template"] for entry in template}
+        template = named.get("default")
+    return template
+
+
+def _pre_tokenizer(pre: str) -> pre_tokenizers.PreTokenizer:
+    """How text is cut before merging; an unknown way is refused, as it would cut wrongly."""
+    if pre in _SPLITS:
+        return pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(_SPLITS[pre]), "isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+    plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    if pre in ("smollm", "codeshell", "starcoder", "refact"):
+        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), plain])
+    if pre in ("default", "gpt-2", "gpt2"):
+        return plain
+    raise UnsupportedModel(f"GGUF pre-tokenizer {pre!r} is not supported.")
+
+
+def _gguf_special(meta: Mapping[str, Any], tokens: list[str], kinds: list[int]) -> SpecialTokens:
+    bos_id = meta.get("tokenizer.ggml.bos_token_id")
+    eos_id = meta.get("tokenizer.ggml.eos_token_id")
+    ends = {eos_id, meta.get("tokenizer.ggml.eot_token_id")}
+    ends |= {
+        id
+        for id, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
+        if kind == _CONTROL and token in _END_NAMES
+    }
+    return SpecialTokens(
+        bos_token=tokens[bos_id] if bos_id is not None else "",
+        eos_token=tokens[eos_id] if eos_id is not None else "",
+        bos_id=bos_id,
+        end_ids=frozenset(id for id in ends if id is not None),
+        add_bos=bool(meta.get("tokenizer.ggml.add_bos_token", False)),
+    )
+
+
+def _add(backend: Backend, token: str, *, special: bool) -> None:
+    added = AddedToken(token, normalized=False, special=special)
+    if special:
+        backend.add_special_tokens([added])
+    else:
+        backend.add_tokens([added])
+
+
+def _text(token: Any) -> str:
+    """tokenizer_config.json spells a token as text, as an object, or as null."""
+    return (token.get("content") if isinstance(token, dict) else token) or ""
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    data = json.loads(path.read_text("utf-8"))
+    return data if isinstance(data, dict) else {}
