@@ -50,7 +50,7 @@ class Stack:
             (self.data / "models").mkdir()
             shutil.copy2(MODEL_FILE, self.data / "models" / MODEL_FILE.name)
 
-    def manage(self, *argv: str, timeout: float = 300) -> str:
+    def manage(self, *argv: str, timeout: float = 300, stdin: str = "") -> str:
         """Run a management command; its output, or StackError with what it said."""
         result = subprocess.run(
             [sys.executable, str(ROOT / "manage.py"), *argv],
@@ -157,11 +157,8 @@ class Stack:
 
     def processes(self) -> list[int]:
         """Pids whose command line or environment names this data folder (servers, workers and their shims included)."""
-        return [
-            pid
-            for pid in map(int, filter(str.isdigit, os.listdir("/proc")))
-            if pid != os.getpid() and self._ours(pid)
-        ]
+        pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+        return [pid for pid in pids if pid != os.getpid() and self._ours(pid)]
 
     def _ours(self, pid: int) -> bool:
         needle = str(self.data).encode()

@@ -41,8 +41,8 @@ class Command(BaseCommand):
 
     def _print(self, record: RequestRecord, body: dict[str, Any]) -> None:
         self.stdout.write(
-            f"{record.id}  {record.model}  {record.outcome}  {record.prompt_tokens} in ({record.cached_tokens} cached), "
-            f"{record.completion_tokens} out, {record.duration_us / 1000:.1f} ms"
+            f"{record.id}  {record.model}  {record.outcome}  {record.prompt_tokens} in "
+            f"({record.cached_tokens} cached), {record.completion_tokens} out, {record.duration_us / 1000:.1f} ms"
         )
         width = max(map(len, PHASES))
         for name, start, end, _args in body.get("phases", []):
