@@ -20,13 +20,16 @@ def authenticate(authorization: str | None, snapshot: Snapshot, secret: bytes) -
     key = bearer(authorization)
     if key is None:
         raise Unauthenticated(
-            "No API key was provided. Send it in an Authorization header: 'Authorization: Bearer YOUR_KEY'."
+            "No API key was provided. Send it in an Authorization header: 'Authorization: Bearer YOUR_KEY'.",
+            reason="missing",
         )
     if not apikey.is_well_formed(key):
-        raise Unauthenticated("The API key is malformed. Check that it was copied whole.")
+        raise Unauthenticated(
+            "The API key is malformed. Check that it was copied whole.", reason="malformed"
+        )
     principal = snapshot.keys.get(apikey.digest(key, secret))
     if principal is None:
-        raise Unauthenticated("The API key is not known here.")
+        raise Unauthenticated("The API key is not known here.", reason="unknown")
     check_valid(principal)
     return principal
 
@@ -34,9 +37,9 @@ def authenticate(authorization: str | None, snapshot: Snapshot, secret: bytes) -
 def check_valid(principal: Principal) -> None:
     """Refuse a key that is known but no longer good."""
     if principal.revoked:
-        raise Unauthenticated("The API key has been revoked.")
+        raise Unauthenticated("The API key has been revoked.", reason="revoked")
     if principal.expires_at is not None and principal.expires_at <= time.time():
-        raise Unauthenticated("The API key has expired.")
+        raise Unauthenticated("The API key has expired.", reason="expired")
 
 
 def may_use(principal: Principal, route: Route) -> bool:

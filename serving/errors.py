@@ -84,9 +84,15 @@ class BadRequest(GatewayError):
 
 
 class Unauthenticated(GatewayError):
+    """Clients see one code whatever is wrong; `reason` (missing, malformed, unknown, …) is for the metrics."""
+
     status = 401
     type = "invalid_request_error"
     code = "invalid_api_key"
+
+    def __init__(self, message: str, *, reason: str, code: str | None = None) -> None:
+        super().__init__(message, code=code, headers=[(b"www-authenticate", b"Bearer")])
+        self.reason = reason
 
 
 class Forbidden(GatewayError):

@@ -38,6 +38,7 @@ SEGMENT_BYTES = 8 * 1024 * 1024
 SEGMENT_AGE_S = 60.0
 SYNC_EVERY_S = 0.05
 SUFFIX = ".journal"
+_SHIPPED = ".shipped"
 _HEADER = struct.Struct("<II")
 _MAX_RECORD = 1024 * 1024
 _SLOT = struct.Struct("<16sIII4x")
@@ -71,7 +72,7 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True, tag="opened"):
 
 Entry = Opened | Settled
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Entry] = msgspec.msgpack.Decoder(Entry)  # type: ignore[arg-type]
+_decoder: msgspec.msgpack.Decoder[Entry] = msgspec.msgpack.Decoder(Entry)
 
 
 def encoded(entry: Entry) -> bytes:
@@ -135,7 +136,7 @@ class Journal:
         visible = self.directory.with_name(self.directory.name.removeprefix("."))
         self.directory = self.directory.rename(visible)
         self._number = 0
-        self._unwritten: deque[bytes] = deque()
+        self._unwritten: deque[tuple[bytes, int | None]] = deque()
         self._retired: deque[int] = deque()
         self._new_segment()
         self._dirty = threading.Event()
@@ -148,24 +149,33 @@ class Journal:
         """Records that the disk has not taken yet."""
         return len(self._unwritten)
 
+    def bytes_on_disk(self) -> int:
+        sizes = (path.stat().st_size for path in segments(self.directory))
+        with contextlib.suppress(FileNotFoundError):  # the shipper deletes meanwhile
+            return sum(sizes)
+        return self._size
+
     def open(self, entry: Opened) -> None:
         """Note a request before it is dispatched; raises OSError when the disk does not take it."""
         self.retry_unwritten()
         self._write(encoded(entry))
 
-    def settle(self, entry: Settled) -> None:
-        """Note how a request ended. Never raises for the disk: what it does not take now is tried again."""
-        self._unwritten.append(encoded(entry))
+    def settle(self, entry: Settled, slot: int | None) -> None:
+        """Note how a request ended and free its slot. What the disk does not take now is tried again."""
+        self._unwritten.append((encoded(entry), slot))
         self.retry_unwritten()
 
     def retry_unwritten(self) -> None:
         while self._unwritten:
+            settled, slot = self._unwritten[0]
             try:
-                self._write(self._unwritten[0])
+                self._write(settled)
             except OSError as error:
                 log.error("journal: %d records wait for the disk: %s", len(self._unwritten), error)
                 return
             self._unwritten.popleft()
+            if slot is not None:
+                self.slots.release(slot)
 
     def close(self) -> None:
         """Sync and let go: from here on the shipper may adopt and remove the directory."""
@@ -264,8 +274,15 @@ def segments(directory: Path) -> list[Path]:
 
 
 def remove(directory: Path) -> None:
-    """Delete a whole journal whose records have all been delivered."""
-    shutil.rmtree(directory, ignore_errors=True)
+    """Delete a whole journal whose records have all been delivered; hidden first, so that no half of it is read."""
+    hidden = directory.rename(directory.with_name(f".{directory.name}{_SHIPPED}"))
+    shutil.rmtree(hidden, ignore_errors=True)
+
+
+def sweep(root: Path) -> None:
+    """Finish removals that were cut short."""
+    for hidden in root.glob(f".*{_SHIPPED}"):
+        shutil.rmtree(hidden, ignore_errors=True)
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -282,10 +299,10 @@ def read(path: Path, offset: int = 0) -> Iterator[Record]:
             payload = file.read(length) if length <= _MAX_RECORD else b""
             if len(payload) < length or zlib.crc32(payload) != checksum:
                 return
+            offset += _HEADER.size + length
             try:
                 entry = _decoder.decode(payload)
             except msgspec.DecodeError:
-                log.error("journal: %s holds a record at %d that cannot be read", path, offset)
-                return
-            offset += _HEADER.size + length
+                log.error("journal: %s holds a record before %d that cannot be read", path, offset)
+                continue
             yield Record(entry, offset)

@@ -34,7 +34,6 @@ Tokens = Annotated[int, Meta(ge=1, lt=2**31)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Stop = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_LENGTH)]
 Anything = Any  # accepted and dropped
-Nothing = None  # only null is accepted
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -85,8 +84,8 @@ class Message(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     reasoning_content: str | None = None
     refusal: str | None = None
     annotations: Anything = None
-    audio: Nothing = None
-    function_call: Nothing = None
+    audio: None = None  # only null
+    function_call: None = None
 
     def forwarded(self) -> dict[str, Any]:
         """As the engine gets it: `developer` is the newer word for `system`."""

@@ -145,7 +145,7 @@ class Shipper:
     def _deliver_or_back_off(self, waited: float) -> float:
         try:
             self.run_once()
-        except Exception:  # noqa: BLE001 - whatever the sink raises, the records stay and are tried again
+        except Exception:
             wait = min(max(waited, POLL_S) * 2, MAX_BACKOFF_S)
             log.exception("shipper: not delivered, trying again in %.1f s; nothing is lost", wait)
             return wait
@@ -157,6 +157,8 @@ class Shipper:
             self._lock = journal.try_lock(self._root / "shipper.lock")
             if self._lock is None:
                 log.info("shipper: another one is at work here")
+            else:
+                journal.sweep(self._root)
         return self._lock is not None
 
     def _ship(self, directory: Path) -> int:

@@ -35,6 +35,7 @@ class Editor:
 
     def __init__(self, *, chat: bool, choices: int, stops: Sequence[str]) -> None:
         self._chat = chat
+        self.several = choices > 1
         self._open = set(range(choices))
         self._filters = {index: StopFilter(stops) for index in self._open} if stops else {}
         self._held_logprobs: dict[int, dict[str, Any]] = {}

@@ -208,10 +208,10 @@ class _ErrorBody(msgspec.Struct):
 
 def _fields(body: bytes) -> _ErrorFields:
     """The engine's words, whether enveloped as OpenAI does or bare as older engines do."""
-    for shape in (_ErrorBody, _ErrorFields):
-        with contextlib.suppress(msgspec.DecodeError, RecursionError):
-            found = msgspec.json.decode(body, type=shape)
-            return found.error if isinstance(found, _ErrorBody) else found
+    with contextlib.suppress(msgspec.DecodeError, RecursionError):
+        return msgspec.json.decode(body, type=_ErrorBody).error
+    with contextlib.suppress(msgspec.DecodeError, RecursionError):
+        return msgspec.json.decode(body, type=_ErrorFields)
     return _ErrorFields()
 
 

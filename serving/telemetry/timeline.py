@@ -123,7 +123,9 @@ def build(
     phases += _departure(stamps, events)
     spans = [(phase.start, phase.end) for phase in phases]
     covered = union(spans, (stamps.received, stamps.settled))
-    merged = [("gateway", name, at, {}) for name, at in _gateway_events(stamps)]
+    merged: list[tuple[str, str, int, dict[str, Any]]] = [
+        ("gateway", name, at, {}) for name, at in _gateway_events(stamps)
+    ]
     merged += [("engine", name, at, args) for name, at, args in events]
     merged.sort(key=lambda event: event[2])
     return Timeline(phases, merged, clock, stamps.settled - stamps.received - covered)

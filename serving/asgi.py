@@ -1,0 +1,222 @@
+"""The gateway put together: start it, call it, stop it. `Gateway.http` is the ASGI callable to mount."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import platform
+import time
+from collections.abc import Iterator
+
+from serving import auth
+from serving.endpoints import health, models
+from serving.endpoints.base import HttpCaller
+from serving.endpoints.chat import CHAT
+from serving.endpoints.completions import COMPLETIONS
+from serving.errors import (
+    GatewayError,
+    Internal,
+    MethodNotAllowed,
+    NotFound,
+    ShuttingDown,
+    Unauthenticated,
+)
+from serving.exchange import Exchange, Receive, Scope, Send
+from serving.journal import Journal
+from serving.pipeline import Pipeline
+from serving.playground import Playground
+from serving.port import GatewaySettings, Inference, LiveState, Principal, Snapshot, SnapshotSource
+from serving.replicas import ReplicaPool
+from serving.request import Request
+from serving.shipper import unshipped_bytes
+from serving.snapshot import Configuration
+from serving.telemetry import names
+from serving.telemetry.metrics import GaugeRow, Metrics
+
+log = logging.getLogger(__name__)
+
+DIALECTS = {dialect.path: dialect for dialect in (CHAT, COMPLETIONS)}
+_SPARE_SLOTS = 64
+_TEND_EVERY_S = 1.0
+_CUT_TIMEOUT_S = 5.0
+
+
+class Gateway:
+    """One gateway in one process. Make it anywhere; `startup` and everything after belong to its event loop."""
+
+    inference: Inference
+
+    def __init__(
+        self, settings: GatewaySettings, snapshots: SnapshotSource, live: LiveState
+    ) -> None:
+        self._settings = settings
+        self._live = live
+        self._configuration = Configuration(snapshots, settings.snapshot_max_age_s)
+        self._pool = ReplicaPool()
+        self._metrics = Metrics(self._gauges)
+        self._pipeline: Pipeline | None = None
+        self._tending: asyncio.Task[None] | None = None
+
+    async def startup(self) -> None:
+        """Open the journal and begin to serve. Call it after any fork."""
+        settings = self._settings
+        journal = Journal(
+            settings.journal_root, settings.instance, settings.max_in_flight + _SPARE_SLOTS
+        )
+        self._pipeline = Pipeline(
+            settings, self._configuration, self._live, journal, self._metrics, self._pool
+        )
+        self.inference = Playground(self._pipeline)
+        self._tending = asyncio.create_task(self._tend())
+
+    async def shutdown(self) -> None:
+        """Take nothing new, let running requests finish for `drain_s`, cut the rest, settle all, close the journal."""
+        pipeline = self._pipeline
+        if pipeline is None:
+            return
+        pipeline.stopping = True
+        if not await _emptied(pipeline, self._settings.drain_s):
+            for request in list(pipeline.in_flight.values()):
+                request.cut(ShuttingDown("The gateway shut down while this request was running."))
+            if not await _emptied(pipeline, _CUT_TIMEOUT_S):
+                log.error(
+                    "%d requests would not end; the shipper will settle them",
+                    len(pipeline.in_flight),
+                )
+        if self._tending is not None:
+            self._tending.cancel()
+        await self._pool.close()
+        pipeline.journal.close()
+        self._pipeline = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The gateway as an application of its own, with the lifespan protocol."""
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        elif scope["type"] == "http":
+            await self.http(scope, receive, send)
+
+    async def http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one HTTP request for /v1/*, /metrics, /healthz or /readyz."""
+        exchange = Exchange(scope, receive, send)
+        try:
+            await self._dispatch(exchange)
+        except GatewayError as error:
+            await exchange.refuse(error)
+        except Exception:
+            log.exception("request %s: unhandled", exchange.arrival.id)
+            if exchange.responding:
+                raise
+            await exchange.refuse(Internal())
+
+    async def _dispatch(self, exchange: Exchange) -> None:
+        path = exchange.path
+        if path in DIALECTS:
+            _allow(exchange, "POST")
+            await self._generate(exchange)
+        elif path == models.PATH or path.startswith(models.PATH + "/"):
+            _allow(exchange, "GET")
+            await self._models(exchange)
+        elif path == "/metrics":
+            _allow(exchange, "GET")
+            health.check_may_read_metrics(exchange, self._settings)
+            await exchange.respond(
+                200, self._metrics.text(), [(b"content-type", health.METRICS_TYPE)]
+            )
+        elif path == "/healthz":
+            _allow(exchange, "GET")
+            await exchange.respond_json(200, {"status": "ok"})
+        elif path == "/readyz":
+            _allow(exchange, "GET")
+            reasons = health.unready(self._running())
+            status = 503 if reasons else 200
+            await exchange.respond_json(status, {"ready": not reasons, "reasons": reasons})
+        else:
+            raise NotFound(f"There is nothing at {path[:200]}.", code="unknown_url")
+
+    async def _generate(self, exchange: Exchange) -> None:
+        pipeline = self._running()
+        principal, snapshot = self._authenticate(exchange)
+        await pipeline.pause("auth")
+        dialect = DIALECTS[exchange.path]
+        request = Request(exchange.arrival, principal, dialect.name, snapshot)
+        request.stamps.authenticated = time.monotonic_ns()
+        await pipeline.serve(request, HttpCaller(exchange, dialect, self._settings))
+
+    async def _models(self, exchange: Exchange) -> None:
+        principal, snapshot = self._authenticate(exchange)
+        if exchange.path == models.PATH:
+            await exchange.respond_json(200, models.listing(principal, snapshot))
+        else:
+            name = exchange.path.removeprefix(models.PATH + "/")
+            await exchange.respond_json(200, models.one(name, principal, snapshot))
+
+    def _authenticate(self, exchange: Exchange) -> tuple[Principal, Snapshot]:
+        snapshot = self._configuration.current()
+        authorization = exchange.header(b"authorization")
+        try:
+            return auth.authenticate(authorization, snapshot, self._settings.secret), snapshot
+        except Unauthenticated as error:
+            self._metrics.unauthenticated(error.reason)
+            raise
+
+    def _running(self) -> Pipeline:
+        if self._pipeline is None:
+            raise ShuttingDown("The gateway is not running.")
+        return self._pipeline
+
+    async def _tend(self) -> None:
+        """Once a second: retry records that the disk refused, drop connections to replicas that are gone."""
+        pipeline = self._running()
+        while True:
+            await asyncio.sleep(_TEND_EVERY_S)
+            pipeline.journal.retry_unwritten()
+            await self._pool.prune(self._configuration.peek().replicas)
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        while True:
+            message = await receive()
+            if message["type"] == "lifespan.startup":
+                await self.startup()
+                await send({"type": "lifespan.startup.complete"})
+            else:
+                await self.shutdown()
+                await send({"type": "lifespan.shutdown.complete"})
+                return
+
+    def _gauges(self) -> Iterator[GaugeRow]:
+        snapshot = self._configuration.peek()
+        settings = self._settings
+        build = {"version": settings.version, "python": platform.python_version()}
+        yield names.BUILD_INFO, "Version of the gateway", build, 1
+        yield names.SNAPSHOT_VERSION, "Version of the configuration", {}, snapshot.version
+        age = self._configuration.age_s(snapshot)
+        yield names.SNAPSHOT_AGE, "Since the configuration was last confirmed", {}, age
+        for channel in self._pool.channels():
+            labels = {"replica": channel.replica.id}
+            yield names.UPSTREAM_CONNECTIONS, "Open, in use or idle", labels, channel.connections
+            yield names.UPSTREAM_IN_FLIGHT, "Requests on this replica", labels, channel.in_flight
+        if self._pipeline is None:
+            return
+        journal = self._pipeline.journal
+        yield names.IN_FLIGHT, "Requests being served", {}, len(self._pipeline.in_flight)
+        yield names.JOURNAL_BYTES, "Size of the journal on disk", {}, journal.bytes_on_disk()
+        yield names.JOURNAL_UNSHIPPED, "Not delivered yet", {}, unshipped_bytes(journal.directory)
+        yield names.JOURNAL_PENDING, "Records that the disk refused so far", {}, journal.unwritten
+
+
+def _allow(exchange: Exchange, method: str) -> None:
+    if exchange.method != method:
+        raise MethodNotAllowed(
+            f"Use {method} for {exchange.path[:200]}.", headers=[(b"allow", method.encode())]
+        )
+
+
+async def _emptied(pipeline: Pipeline, timeout_s: float) -> bool:
+    """Whether every request ended in time."""
+    until = time.monotonic() + timeout_s
+    while pipeline.in_flight:
+        if time.monotonic() >= until:
+            return False
+        await asyncio.sleep(0.02)
+    return True

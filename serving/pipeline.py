@@ -1,0 +1,490 @@
+"""The one path that every request takes, whoever calls: admit, route, forward, stream, settle.
+
+`Run.serve` has one way out. However the work ends (done, refused, broken, timed out, the client gone, the process
+stopping) the engine's connection is closed first, which is the abort; then the client is told, if it is there; then the
+request is settled by code that does not await, so that nothing can come between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from typing import Protocol
+
+import msgspec
+
+from serving import admission, apikey, auth, routing, upstream
+from serving.admission import Admission
+from serving.answer import Answer
+from serving.dialect import Dialect
+from serving.errors import (
+    ClientLeft,
+    DeadlineExceeded,
+    GatewayError,
+    Internal,
+    ShuttingDown,
+    TransportFault,
+    Unavailable,
+    UpstreamFailed,
+)
+from serving.journal import Journal, Opened
+from serving.metering import Billed
+from serving.port import GatewaySettings, LiveState, Replica
+from serving.replicas import ReplicaPool
+from serving.request import GAP_UNIT_NS, Request
+from serving.snapshot import Configuration
+from serving.stream import Editor, Piece
+from serving.telemetry import names, record, timeline
+from serving.telemetry.metrics import Metrics
+from serving.telemetry.timeline import EngineReport
+from serving.upstream import DONE, Chunk, EngineStream
+
+log = logging.getLogger(__name__)
+
+MAX_ATTEMPTS = 3
+BACKOFF_S = 0.05  # doubled each time, and jittered
+
+
+class Caller(Protocol):
+    """Who asks, and where the answer goes."""
+
+    dialect: Dialect
+
+    async def body(self) -> bytes:
+        """The JSON asked with."""
+
+    def answer(self, request: Request) -> Answer:
+        """Where to put the answer of an admitted request."""
+
+    async def refuse(self, error: GatewayError) -> None:
+        """Tell it no, before there is an Answer."""
+
+    async def gone(self) -> None:
+        """Return when it has left."""
+
+
+class Pipeline:
+    """What all requests share."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        configuration: Configuration,
+        live: LiveState,
+        journal: Journal,
+        metrics: Metrics,
+        pool: ReplicaPool,
+    ) -> None:
+        self.settings = settings
+        self.configuration = configuration
+        self.live = live
+        self.journal = journal
+        self.metrics = metrics
+        self.pool = pool
+        self.admission = Admission(settings)
+        self.in_flight: dict[str, Request] = {}
+        self.stopping = False
+        self.boot = timeline.boot_id()
+        self._turn = 0
+
+    async def serve(self, request: Request, caller: Caller) -> None:
+        """Serve one authenticated request to its end; it leaves exactly one Settled behind."""
+        await Run(self, request, caller).serve()
+
+    async def pause(self, phase: str) -> None:
+        """The testing hook that makes one phase longer."""
+        delay = self.settings.fault_delays.get(phase)
+        if delay:
+            await asyncio.sleep(delay)
+
+    def choose(self, request: Request) -> routing.Decision:
+        """Ask routing, with the load of this moment; the newest Snapshot counts, also on a second attempt."""
+        assert request.route is not None
+        snapshot = self.configuration.peek()
+        replicas = self.configuration.replicas(snapshot, request.route)
+        candidates = [
+            routing.Candidate(r, self.pool.in_flight(r.id), self.live.load(r.id)) for r in replicas
+        ]
+        self._turn += 1
+        avoid = [attempt.replica_id for attempt in request.failed]
+        return routing.choose(request.route.policy, candidates, turn=self._turn, avoid=avoid)
+
+    def check_open(self) -> None:
+        """Refuse new work while stopping, on an outdated configuration, or over the gateway's own bounds."""
+        if self.stopping:
+            raise Unavailable(
+                "The gateway is shutting down.", code="server_shutting_down", retry_after=1
+            )
+        self.configuration.current()
+        self.admission.check_capacity(len(self.in_flight))
+
+
+class Run:
+    """One request on its way through the pipeline."""
+
+    def __init__(self, pipeline: Pipeline, request: Request, caller: Caller) -> None:
+        self._pipeline = pipeline
+        self._request = request
+        self._caller = caller
+        self._answer: Answer | None = None
+        self._stream: EngineStream | None = None
+        self._editor: Editor | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._timers: list[asyncio.TimerHandle] = []
+
+    async def serve(self) -> None:
+        request = self._request
+        request.begin()
+        self._pipeline.in_flight[request.id] = request
+        error: GatewayError | None = None
+        cancelled: asyncio.CancelledError | None = None
+        try:
+            await self._work()
+        except GatewayError as refused:
+            error = refused
+        except asyncio.CancelledError as cancel:
+            error, cancelled = self._why_cancelled(cancel)
+        except Exception:
+            log.exception("request %s: unhandled", request.id)
+            error = Internal()
+        request.close(error)
+        self._let_go(error)
+        try:
+            await self._tell(error, quietly=cancelled is not None)
+        finally:
+            self._settle()
+        if self._stream is not None:
+            await self._stream.drain()
+        if cancelled is not None:
+            raise cancelled
+
+    # ---- the work
+
+    async def _work(self) -> None:
+        request, pipeline, stamps = self._request, self._pipeline, self._request.stamps
+        pipeline.check_open()
+        body = await self._caller.body()
+        await pipeline.pause("receive")
+        stamps.body = time.monotonic_ns()
+        await pipeline.pause("admission")
+        self._admit(body)
+        stamps.admitted = time.monotonic_ns()
+        self._answer = self._caller.answer(request)
+        self._watch()
+        await self._generate(self._answer)
+        self._stop_timers()
+        await pipeline.pause("deliver")
+        assert self._editor is not None
+        request.finish_reason = self._editor.finish_reason
+        await self._answer.finish(self._usage())
+        stamps.delivered = time.monotonic_ns()
+
+    def _admit(self, body: bytes) -> None:
+        request = self._request
+        ask = self._caller.dialect.parse(body)
+        request.take(ask)
+        if ask.user:
+            secret = self._pipeline.settings.secret
+            request.end_user = apikey.end_user(request.principal.tenant_id, ask.user, secret)
+        auth.check_valid(request.principal)
+        request.route = admission.admit(ask, request.principal, request.snapshot)
+
+    async def _generate(self, answer: Answer) -> None:
+        """Try replicas until one answers; never again once the client may have seen a byte."""
+        request = self._request
+        while True:
+            await self._route()
+            try:
+                await self._attempt(answer)
+            except UpstreamFailed as error:
+                request.try_again(error, time.monotonic_ns())
+                log.warning(
+                    "request %s: attempt %d failed: %s", request.id, request.attempts, error
+                )
+                if request.started or request.attempts >= MAX_ATTEMPTS or not self._has_candidate():
+                    raise
+                self._pipeline.metrics.retried(request.failed[-1].replica_id, error.code)
+                answer.reset()
+                backoff = BACKOFF_S * 2 ** (request.attempts - 1)
+                await asyncio.sleep(backoff * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+            else:
+                return
+
+    async def _route(self) -> None:
+        request = self._request
+        await self._pipeline.pause("routing")
+        began = time.monotonic_ns()
+        decision = request.decision = self._pipeline.choose(request)
+        request.decided_at = time.monotonic_ns()
+        request.decided_in = request.decided_at - began
+        request.replica = decision.replica
+        if decision.replica is None:
+            raise Unavailable(
+                f"No replica can take this request: {decision.reason}.", code="no_ready_replica"
+            )
+        request.stamps.routed = request.decided_at
+
+    def _has_candidate(self) -> bool:
+        return self._pipeline.choose(self._request).replica is not None
+
+    async def _attempt(self, answer: Answer) -> None:
+        request, pipeline = self._request, self._pipeline
+        replica = request.replica
+        assert replica is not None
+        channel = await pipeline.pool.channel(replica)
+        body, headers = self._outgoing(replica)
+        self._note_opened(replica)
+        request.attempts += 1
+        await pipeline.pause("connect")
+        request.stamps.posted = time.monotonic_ns()
+        channel.in_flight += 1
+        try:
+            path = self._caller.dialect.path
+            self._stream = await upstream.dispatch(channel, path, body, headers)
+            await self._relay(self._stream, answer)
+        except BaseException:
+            self._abort()
+            raise
+        finally:
+            request.stamps.ended = time.monotonic_ns()
+            await pipeline.pool.leave(channel)
+
+    async def _relay(self, stream: EngineStream, answer: Answer) -> None:
+        """Pass on what the engine says until it has finished or nothing more of it is wanted."""
+        request = self._request
+        assert request.ask is not None
+        ask, stamps = request.ask, request.stamps
+        editor = Editor(chat=self._caller.dialect.chat, choices=ask.choices, stops=ask.stops)
+        self._editor = editor
+        done = False
+        while not done:
+            payloads = await stream.read()
+            if payloads is None:
+                break
+            stamps.last_chunk = time.monotonic_ns()
+            heard = editor.heard
+            pieces: list[Piece] = []
+            for payload in payloads:
+                if payload == DONE:
+                    done = True
+                    break
+                pieces += self._take(upstream.parse_chunk(payload), editor)
+            self._note_tokens(editor, editor.heard - heard)
+            if pieces:
+                answer.add(pieces)
+            if editor.finished and editor.stopped_early:
+                self._abort()  # a stop string ended it: the engine need not go on
+                return
+        if not editor.finished:
+            raise TransportFault("The engine's stream ended before its answer did.")
+
+    def _take(self, chunk: Chunk, editor: Editor) -> list[Piece]:
+        request = self._request
+        if chunk.usage is not None:
+            choices = upstream.parse_choices(chunk.choices) if editor.several else []
+            request.count(chunk.usage, choices)
+        if chunk.fanlight:
+            self._take_report(chunk.fanlight)
+        return editor.edit(chunk.choices)
+
+    def _take_report(self, raw: msgspec.Raw) -> None:
+        """The engine's timeline is welcome and never essential: what cannot be read is left out."""
+        try:
+            report = msgspec.json.decode(raw, type=EngineReport)
+        except (msgspec.DecodeError, RecursionError):
+            log.warning("request %s: the engine's timeline cannot be read", self._request.id)
+            return
+        self._request.report = report.merged(self._request.report)
+
+    def _note_tokens(self, editor: Editor, heard: int) -> None:
+        """Count before anything is sent on, where it outlives this process."""
+        request, counts = self._request, self._request.counts
+        counts.relayed = editor.heard
+        if heard:
+            now = request.stamps.last_chunk
+            request.stamps.first_chunk = request.stamps.first_chunk or now
+            request.gaps.note(now, heard)
+        if request.slot is not None:
+            self._pipeline.journal.slots.update(
+                request.slot, request.arrival.uuid, counts.prompt, counts.cached, counts.generated
+            )
+
+    # ---- what goes to the engine
+
+    def _outgoing(self, replica: Replica) -> tuple[bytes, dict[str, str]]:
+        request = self._request
+        assert request.ask is not None
+        # an engine may still be ending the attempt before this one, and ids are unique there
+        request_id = f"{request.id}-{request.attempts + 1}" if request.attempts else request.id
+        body = {**request.ask.upstream, "model": replica.served_name, "stream": True}
+        if replica.engine == "external":
+            body["stream_options"] = {"include_usage": True}
+        else:
+            body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+            body["request_id"] = request_id
+            secret = self._pipeline.settings.secret
+            body["cache_salt"] = apikey.cache_salt(request.principal.tenant_id, secret)
+        headers = {
+            "Content-Type": "application/json",
+            "Accept": "text/event-stream",
+            "x-request-id": request_id,
+            "traceparent": request.arrival.trace.header(),
+            names.TIMELINE_HEADER: "1",
+        }
+        if replica.api_key:
+            headers["Authorization"] = f"Bearer {replica.api_key}"
+        return msgspec.json.encode(body), headers
+
+    def _note_opened(self, replica: Replica) -> None:
+        """Journal the request before its first dispatch."""
+        request, journal = self._request, self._pipeline.journal
+        if request.slot is not None:
+            return
+        request.slot = journal.slots.claim(request.arrival.uuid)
+        try:
+            journal.open(self._opened(replica, request.slot))
+        except OSError as error:
+            log.error("journal: cannot note a request: %s", error)
+            raise Unavailable(
+                "The gateway cannot meter requests now.", code="journal_unwritable"
+            ) from error
+
+    def _opened(self, replica: Replica, slot: int) -> Opened:
+        request, settings = self._request, self._pipeline.settings
+        assert request.ask is not None and request.route is not None
+        return Opened(
+            id=request.id,
+            slot=slot,
+            started_at=request.arrival.started_at,
+            tenant_id=request.principal.tenant_id,
+            key_id=request.principal.key_id,
+            source=request.principal.source,
+            endpoint=request.endpoint,
+            model=request.route.name,
+            stream=request.ask.stream,
+            prompt_estimate=request.ask.prompt_estimate,
+            price_version=request.route.price_version,
+            deployment_id=replica.deployment_id,
+            replica_id=replica.id,
+            device=replica.device,
+            end_user=request.end_user,
+            client_request_id=request.arrival.client_request_id,
+            trace_id=request.arrival.trace.trace_id,
+            gateway=settings.instance,
+            gateway_version=settings.version,
+            snapshot_version=request.snapshot.version,
+            engine_version=replica.engine_version,
+        )
+
+    # ---- who may cut it short
+
+    def _watch(self) -> None:
+        """From here on the client's leaving and the route's deadlines end the request."""
+        request, loop = self._request, asyncio.get_running_loop()
+        route, ask = request.route, request.ask
+        assert route is not None and ask is not None
+        self._watcher = loop.create_task(self._wait_for_departure())
+        self._timers.append(loop.call_later(route.first_token_deadline_s, self._check_progress))
+        if not ask.stream:
+            spent = (time.monotonic_ns() - request.arrival.received) / 1e9
+            self._timers.append(loop.call_later(route.deadline_s - spent, self._too_late))
+
+    def _stop_timers(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+
+    async def _wait_for_departure(self) -> None:
+        await self._caller.gone()
+        self._request.cut(ClientLeft())
+
+    def _check_progress(self) -> None:
+        """One timer for the first token and every stall after it; re-armed, not reset, so that a chunk costs nothing."""
+        request, route = self._request, self._request.route
+        assert route is not None
+        since = request.stamps.last_chunk if request.stamps.first_chunk else request.stamps.admitted
+        left = route.first_token_deadline_s - (time.monotonic_ns() - since) / 1e9
+        if left > 0:
+            loop = asyncio.get_running_loop()
+            self._timers[0] = loop.call_later(left, self._check_progress)
+            return
+        what = "next" if request.stamps.first_chunk else "first"
+        request.cut(
+            DeadlineExceeded(
+                f"The model sent no {what} token within {route.first_token_deadline_s:g} seconds."
+            )
+        )
+
+    def _too_late(self) -> None:
+        route = self._request.route
+        assert route is not None
+        self._request.cut(
+            DeadlineExceeded(
+                f"The answer took longer than the {route.deadline_s:g} seconds that this route allows without"
+                " streaming; send stream: true for long answers."
+            )
+        )
+
+    def _why_cancelled(
+        self, cancel: asyncio.CancelledError
+    ) -> tuple[GatewayError, asyncio.CancelledError | None]:
+        """Ours to handle if `cut` did it; else the server or the caller's task ends, and must go on ending."""
+        if self._request.cut_by is not None:
+            task = asyncio.current_task()
+            if task is not None:
+                task.uncancel()
+            return self._request.cut_by, None
+        if self._pipeline.stopping:
+            return ShuttingDown("The gateway shut down while this request was running."), cancel
+        return ClientLeft(), cancel
+
+    # ---- the end
+
+    def _abort(self) -> None:
+        """Close the connection to the engine, which is how it learns to stop."""
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def _let_go(self, error: GatewayError | None) -> None:
+        if error is not None:
+            self._abort()
+        self._stop_timers()
+        if self._watcher is not None:
+            self._watcher.cancel()
+        if self._answer is not None and self._request.left:
+            self._answer.abandon()
+
+    async def _tell(self, error: GatewayError | None, *, quietly: bool) -> None:
+        """Tell the client what went wrong, if it is there to listen. Whatever happens here, settling follows."""
+        request = self._request
+        try:
+            if error is not None and not quietly and not request.left:
+                if self._answer is not None:
+                    await self._answer.fail(error)
+                else:
+                    await self._caller.refuse(error)
+                request.stamps.delivered = time.monotonic_ns()
+            await self._pipeline.pause("settle")
+        except (GatewayError, OSError) as unreachable:
+            log.info("request %s: nobody to tell: %s", request.id, unreachable)
+        if error is not None and self._answer is not None:
+            self._answer.abandon()
+
+    def _settle(self) -> None:
+        """The one finaliser. It does not await, so it cannot be interrupted."""
+        request, pipeline = self._request, self._pipeline
+        request.stamps.settled = time.monotonic_ns()
+        try:
+            entry = record.settled(request, pipeline.settings, pipeline.boot)
+        except Exception:
+            log.exception("request %s: its record could not be made", request.id)
+            entry = record.bare(request, pipeline.settings)
+        pipeline.journal.settle(entry, request.slot)
+        del pipeline.in_flight[request.id]
+        pipeline.metrics.settled(entry, request.gaps.values, GAP_UNIT_NS / 1e9)
+
+    def _usage(self) -> Billed:
+        counts = self._request.counts
+        return Billed(counts.prompt, counts.cached, counts.generated, counts.reasoning)

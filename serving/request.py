@@ -1,0 +1,157 @@
+"""The state of one client call, from its first byte until it is settled."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import uuid_utils
+
+from serving.errors import GatewayError
+from serving.metering import Counts, Usage
+from serving.port import Outcome, Principal, Replica, Route, Snapshot
+from serving.routing import Decision
+from serving.schemas import Ask
+from serving.telemetry.timeline import Anchor, EngineReport, FailedAttempt, Stamps
+from serving.telemetry.tracing import TraceContext
+from serving.upstream import Choice
+
+MAX_GAPS = 1500
+GAP_UNIT_NS = 100_000
+
+
+class Arrival:
+    """What is known of a call before its key is: the id it will have, when it came, which trace it belongs to."""
+
+    __slots__ = ("anchor", "client_request_id", "id", "received", "started_at", "trace", "uuid")
+
+    def __init__(self, trace: TraceContext, client_request_id: str = "") -> None:
+        self.received = time.monotonic_ns()
+        self.anchor = Anchor(time.time_ns(), self.received)
+        made = uuid_utils.uuid7()
+        self.id = str(made)
+        self.uuid = made.bytes
+        self.started_at = made.timestamp / 1000
+        self.trace = trace
+        self.client_request_id = client_request_id
+
+
+class Gaps:
+    """Times between chunks with text, in units of 100 microseconds."""
+
+    __slots__ = ("dropped", "last", "longest", "values")
+
+    def __init__(self) -> None:
+        self.values: list[int] = []
+        self.dropped = 0
+        self.longest = 0
+        self.last = 0
+
+    def note(self, now: int, pieces: int) -> None:
+        """`pieces` came with one read: the first after a gap, the others with none."""
+        for _ in range(pieces):
+            if self.last:
+                gap = (now - self.last + GAP_UNIT_NS // 2) // GAP_UNIT_NS
+                self.longest = max(self.longest, gap)
+                if len(self.values) < MAX_GAPS:
+                    self.values.append(gap)
+                else:
+                    self.dropped += 1
+            self.last = now
+
+
+class Request:
+    """One authenticated client call. Owned by the task that serves it; `cut` is how anybody else ends it."""
+
+    def __init__(
+        self, arrival: Arrival, principal: Principal, endpoint: str, snapshot: Snapshot
+    ) -> None:
+        self.arrival = arrival
+        self.id = arrival.id
+        self.principal = principal
+        self.endpoint = endpoint
+        self.snapshot = snapshot
+        self.stamps = Stamps(received=arrival.received)
+        self.ask: Ask | None = None
+        self.route: Route | None = None
+        self.model = ""
+        self.end_user = ""
+        # dispatch
+        self.replica: Replica | None = None
+        self.decision: Decision | None = None
+        self.decided_at = 0
+        self.decided_in = 0
+        self.attempts = 0
+        self.failed: list[FailedAttempt] = []
+        self.slot: int | None = None
+        # what came back
+        self.counts = Counts()
+        self.gaps = Gaps()
+        self.report: EngineReport | None = None
+        self.finish_reason = ""
+        self.started = False  # part of the answer may be with the client: no retry from here on
+        # the end
+        self.outcome = Outcome.OK
+        self.status = 200
+        self.error: GatewayError | None = None
+        self.cut_by: GatewayError | None = None
+        self._closing = False
+        self._task: asyncio.Task[Any] | None = None
+        self._per_choice: dict[int, int] = {}
+
+    # the way in
+
+    def begin(self) -> None:
+        """The current task serves this request."""
+        self._task = asyncio.current_task()
+
+    def take(self, ask: Ask) -> None:
+        self.ask = ask
+        self.model = ask.model
+
+    # while it runs
+
+    def cut(self, error: GatewayError) -> None:
+        """End the request from outside; only the first reason counts, and none once it is ending anyway."""
+        if self._closing or self.cut_by is not None or self._task is None:
+            return
+        self.cut_by = error
+        self._task.cancel()
+
+    def try_again(self, error: GatewayError, now: int) -> None:
+        """An attempt failed before the client had a byte: forget what it brought."""
+        assert self.replica is not None
+        cause = type(error.__cause__).__name__ if error.__cause__ else ""
+        told = f"{error.code}: {cause}" if cause else error.code
+        self.failed.append(FailedAttempt(self.replica.id, told, self.stamps.routed, now))
+        self.counts = Counts()
+        self.gaps = Gaps()
+        self.report = None
+        self._per_choice.clear()
+        self.stamps.posted = self.stamps.first_chunk = self.stamps.last_chunk = 0
+
+    def count(self, usage: Usage, choices: list[Choice]) -> None:
+        """Take usage that came with a chunk. Engines but ours count each choice for itself until the end."""
+        completion = usage.completion_tokens or 0
+        assert self.ask is not None and self.replica is not None
+        if self.ask.choices > 1 and choices and self.replica.engine != "embedded":
+            self._per_choice[choices[0].index] = completion
+            completion = sum(self._per_choice.values())
+        self.counts.take(usage, completion)
+
+    # the way out
+
+    def close(self, error: GatewayError | None) -> None:
+        """It is ending: how, for the record. From here on nothing cuts it."""
+        self._closing = True
+        self.error = error
+        if error is not None:
+            self.outcome = error.outcome
+            if not self.started:
+                self.status = error.status
+
+    @property
+    def left(self) -> bool:
+        """Whether the client has gone, so that there is nobody to tell."""
+        return self.outcome in (Outcome.CANCELLED, Outcome.SLOW_READER)
