@@ -15,7 +15,7 @@ from torch import Tensor
 from engine.sequence import Sequence
 from engine.types import Sampled, SamplingParams
 
-CANDIDATES = 1024
+CANDIDATES = (64, 1024, 8192)
 """How many top tokens are looked at before a full sort is paid for."""
 
 _MASK = (1 << 64) - 1
@@ -89,47 +89,67 @@ def penalise(row: Tensor, sequence: Sequence) -> None:
 def draw(logits: Tensor, sequences: Seq[Sequence]) -> Tensor:
     """Sample one id per row [batch] from logits [batch, vocab] by inverting the distribution."""
     params = [s.params for s in sequences]
-    temperature = _column([max(p.temperature, 1e-4) for p in params], logits)
-    probs = (logits / temperature).softmax(-1)
-    probs = torch.where(
-        probs < probs.amax(-1, True) * _column([p.min_p for p in params], logits), 0, probs
-    )
-    uniforms = _column(
-        [uniform(p.seed, s.num_tokens) for s, p in zip(sequences, params, strict=True)], logits
-    )
-    tokens = invert(probs, uniforms)
+    probs = (logits / _column([max(p.temperature, 1e-4) for p in params], logits)).softmax(-1)
+    if any(p.min_p > 0 for p in params):
+        floor = probs.amax(-1, True) * _column([p.min_p for p in params], logits)
+        probs = torch.where(probs < floor, 0, probs)
+    draws = [uniform(s.params.seed, s.num_tokens) for s in sequences]
+    uniforms = torch.tensor(draws, dtype=torch.float64, device=logits.device)
     cut = [row for row, p in enumerate(params) if p.top_k > 0 or p.top_p < 1.0]
-    if cut:
-        chosen = [params[row] for row in cut]
-        tokens[cut] = draw_from_top(probs[cut], chosen, uniforms[cut])
-    return tokens
+    if not cut:
+        return invert(probs, uniforms)
+    tokens = invert(probs, uniforms) if len(cut) < len(params) else probs.new_zeros(0).long()
+    chosen = draw_from_top(probs[cut], [params[row] for row in cut], uniforms[cut])
+    return chosen if len(cut) == len(params) else tokens.index_copy(0, _ids(cut, probs), chosen)
 
 
 def draw_from_top(probs: Tensor, params: Seq[SamplingParams], uniforms: Tensor) -> Tensor:
-    """Sample from each row's top-k and nucleus; sorts fully only where the top is too thin."""
+    """Sample from each row's top-k, then its nucleus (top-p).
+
+    Looks at a few top tokens first, and only for rows where those do not settle it at more.
+    """
     vocab = probs.shape[-1]
-    width = min(vocab, max([CANDIDATES, *(p.top_k for p in params)]))
-    top_p = _column([p.top_p for p in params], probs)
-    total = probs.sum(-1, True)
-    values, ids = probs.topk(width)
-    limited = torch.tensor([0 < p.top_k <= width for p in params], device=probs.device)[:, None]
-    if width < vocab and bool(((values.sum(-1, True) < top_p * total) & ~limited).any()):
-        values, ids = probs.sort(-1, descending=True)
-    top_k = torch.tensor([[p.top_k or vocab] for p in params], device=probs.device)
-    values = torch.where(torch.arange(values.shape[-1], device=probs.device) < top_k, values, 0)
-    before = values.cumsum(-1) - values
-    values = torch.where(before < top_p * values.sum(-1, True).where(limited, total), values, 0)
-    return ids.gather(-1, invert(values, uniforms)[:, None])[:, 0]
+    tokens = torch.zeros(len(params), dtype=torch.int64, device=probs.device)
+    rows = torch.arange(len(params), device=probs.device)
+    top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64, device=probs.device)
+    top_k = torch.tensor([p.top_k or vocab for p in params], device=probs.device)
+    total = probs.double().sum(-1)
+    for width in (*(w for w in CANDIDATES if w < vocab), vocab):
+        values, ids = probs[rows].topk(width)
+        mass = values.double().cumsum(-1)
+        settled = (top_k[rows] <= width) | (mass[:, -1] >= top_p[rows] * total[rows])
+        if width == vocab:
+            settled = torch.ones_like(settled)
+        kept = _nucleus(values, mass, top_k[rows], top_p[rows], total[rows])
+        picked = ids.gather(-1, invert(kept, uniforms[rows])[:, None])[:, 0]
+        tokens[rows[settled]] = picked[settled]
+        rows = rows[~settled]
+        if not len(rows):
+            break
+    return tokens
+
+
+def _nucleus(values: Tensor, mass: Tensor, top_k: Tensor, top_p: Tensor, total: Tensor) -> Tensor:
+    """Zero sorted values outside top-k, and after top_p of what top-k leaves.
+
+    values, mass (its running sum): [rows, width]; top_k, top_p, total: [rows].
+    """
+    width = values.shape[-1]
+    last = mass.gather(-1, top_k.clamp(max=width)[:, None] - 1)[:, 0]
+    weight = torch.where(top_k <= width, last, total)
+    before = torch.cat((torch.zeros_like(mass[:, :1]), mass[:, :-1]), -1)
+    inside = torch.arange(width, device=values.device) < top_k[:, None]
+    return torch.where(inside & (before < (top_p * weight)[:, None]), values, 0)
 
 
 def invert(probs: Tensor, uniforms: Tensor) -> Tensor:
-    """Index at which the cumulative (unnormalised) distribution passes each row's uniform."""
-    cumulative = probs.double().cumsum(-1)
-    target = uniforms.double() * cumulative[:, -1:]
-    index = torch.searchsorted(cumulative, target, right=True)[:, 0]
-    # Rounding may carry the target to the very end; the last token with weight is then meant.
-    last = probs.shape[-1] - 1 - (probs > 0).flip(-1).int().argmax(-1)
-    return torch.minimum(index, last)
+    """Index at which the running sum of (unnormalised) probs passes each row's uniform."""
+    mass = probs.double().cumsum(-1)
+    total = mass[:, -1:]
+    # Rounding must not carry the target to the total, past the last token with any weight.
+    below = torch.nextafter(total, torch.zeros_like(total))
+    target = torch.minimum(uniforms[:, None] * total, below)
+    return torch.searchsorted(mass, target, right=True)[:, 0]
 
 
 def _column(values: Seq[float], like: Tensor) -> Tensor:

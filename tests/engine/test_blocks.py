@@ -1,0 +1,91 @@
+"""BlockPool: LRU order of the free list, hashes, references."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.blocks import BlockPool
+
+
+def h(number: int) -> bytes:
+    return bytes([number]) * 16
+
+
+def test_a_freed_block_is_found_until_it_is_reused() -> None:
+    pool = BlockPool(2, 4)
+    table = pool.take(1)
+    pool.publish(table[0], h(1))
+    pool.release(table)
+    assert pool.match([h(1)]) == table
+    pool.take(2)
+    assert pool.match([h(1)]) == []
+    assert pool.evictions == 1
+
+
+def test_the_tail_of_a_chain_is_evicted_before_its_head() -> None:
+    pool = BlockPool(3, 4)
+    table = pool.take(3)
+    for index, block in enumerate(table):
+        pool.publish(block, h(index))
+    pool.release(table)
+    pool.take(1)
+    assert pool.match([h(0), h(1), h(2)]) == table[:2]
+
+
+def test_unhashed_blocks_are_reused_before_cached_ones() -> None:
+    pool = BlockPool(2, 4)
+    cached, plain = pool.take(1), pool.take(1)
+    pool.publish(cached[0], h(1))
+    pool.release(cached)
+    pool.release(plain)
+    assert pool.take(1) == plain
+
+
+def test_the_least_recently_used_prefix_goes_first() -> None:
+    pool = BlockPool(2, 4)
+    old, new = pool.take(1), pool.take(1)
+    pool.publish(old[0], h(1))
+    pool.publish(new[0], h(2))
+    pool.release(old)
+    pool.release(new)
+    pool.hold(old)
+    pool.release(old)
+    assert pool.take(1) == new
+
+
+def test_of_two_equal_blocks_the_first_published_keeps_the_hash() -> None:
+    pool = BlockPool(2, 4)
+    first, second = pool.take(1), pool.take(1)
+    pool.publish(first[0], h(1))
+    pool.publish(second[0], h(1))
+    assert pool.match([h(1)]) == first
+    pool.release(second)
+    pool.check([first])
+
+
+def test_a_shared_block_is_free_only_after_its_last_holder() -> None:
+    pool = BlockPool(1, 4)
+    table = pool.take(1)
+    pool.publish(table[0], h(1))
+    pool.hold(table)
+    pool.release(table)
+    assert pool.num_free == 0
+    pool.release(table)
+    assert pool.num_free == 1
+
+
+def test_check_notices_a_lost_block() -> None:
+    pool = BlockPool(2, 4)
+    table = pool.take(1)
+    pool.check([table])
+    with pytest.raises(AssertionError, match="1 references, 0 holders"):
+        pool.check([])
+
+
+def test_usage_counts_held_blocks_only() -> None:
+    pool = BlockPool(4, 4)
+    assert pool.usage == 0.0
+    pool.take(1)
+    assert pool.usage == 0.25
+    assert pool.blocks_for(0) == 0
+    assert pool.blocks_for(5) == 2
