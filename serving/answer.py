@@ -36,7 +36,7 @@ class Answer(Protocol):
         """Another attempt begins: forget what was added (nothing of it was sent)."""
 
     async def finish(self, usage: Billed) -> None:
-        """Hand over the rest; returns when the last byte is with the transport."""
+        """Hand over the rest; returns, and stamps `delivered`, when the last byte is with the transport."""
 
     async def fail(self, error: GatewayError) -> None:
         """Tell the client in whatever way is left."""
@@ -114,8 +114,11 @@ class StreamAnswer:
         if not self._exchange.responding:
             await self._exchange.start(200, EVENT_STREAM)
         await self._exchange.send({"type": "http.response.body", "body": data, "more_body": more})
-        if not self._request.stamps.first_sent:
-            self._request.stamps.first_sent = time.monotonic_ns()
+        now = time.monotonic_ns()
+        stamps = self._request.stamps
+        stamps.first_sent = stamps.first_sent or now
+        if not more:
+            stamps.delivered = now  # before anybody else runs: servers report a finished exchange as a disconnect
 
 
 class WholeAnswer:
@@ -153,6 +156,7 @@ class WholeAnswer:
                 await self._exchange.respond(200, body, [JSON])
         except TimeoutError:
             raise SlowReader("The client did not read its answer.") from None
+        self._request.stamps.delivered = time.monotonic_ns()
 
     async def fail(self, error: GatewayError) -> None:
         if not self._exchange.responding:

@@ -179,7 +179,6 @@ class Run:
         assert self._editor is not None
         request.finish_reason = self._editor.finish_reason
         await self._answer.finish(self._usage())
-        stamps.delivered = time.monotonic_ns()
 
     def _admit(self, body: bytes) -> None:
         request = self._request
@@ -400,7 +399,7 @@ class Run:
         self._request.cut(ClientLeft())
 
     def _check_progress(self) -> None:
-        """One timer for the first token and every stall after it; re-armed, not reset, so that a chunk costs nothing."""
+        """One timer for the first token and each stall after it; re-armed, not reset: a chunk costs nothing."""
         request, route = self._request, self._request.route
         assert route is not None
         since = request.stamps.last_chunk if request.stamps.first_chunk else request.stamps.admitted

@@ -102,6 +102,7 @@ class InsideCaller:
     async def finish(self, usage: Billed) -> None:
         reason = self._request.finish_reason
         self._deltas.put_nowait(self._delta("done", finish_reason=reason))
+        self._request.stamps.delivered = time.monotonic_ns()
 
     async def fail(self, error: GatewayError) -> None:
         delta = self._delta("error", status=error.status, code=error.code, message=error.message)

@@ -113,8 +113,8 @@ class Request:
     # while it runs
 
     def cut(self, error: GatewayError) -> None:
-        """End the request from outside; only the first reason counts, and none once it is ending anyway."""
-        if self._closing or self.cut_by is not None or self._task is None:
+        """End the request from outside; only the first reason counts, and none once all is delivered or it is ending anyway."""
+        if self._closing or self.stamps.delivered or self.cut_by is not None or self._task is None:
             return
         self.cut_by = error
         self._task.cancel()
