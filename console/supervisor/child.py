@@ -137,6 +137,10 @@ class Child:
             self._show(self.program.name, readable(line))
         running.stdout.close()
 
+    def close(self) -> None:
+        """Close the log; the process must have ended."""
+        self._log.close()
+
 
 class RotatingFile:
     """A log file of bounded size: the newest half in `path`, the half before it in `path.1`."""
@@ -157,6 +161,9 @@ class RotatingFile:
             self._file.flush()
         except OSError:
             return
+
+    def close(self) -> None:
+        self._file.close()
 
 
 def readable(line: str) -> str:

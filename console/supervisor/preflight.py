@@ -46,7 +46,8 @@ def check_disk(layout: Layout, minimum_bytes: int) -> None:
         free = shutil.disk_usage(folder).free
         if free < minimum_bytes:
             raise CannotStartError(
-                f"Only {free / 1e6:,.0f} MB are free on the disk of {folder}; {minimum_bytes / 1e6:,.0f} MB are needed. "
+                f"Only {free / 1e6:,.0f} MB are free on the disk of {folder}; "
+                f"{minimum_bytes / 1e6:,.0f} MB are needed. "
                 "Free some space, or set FANLIGHT_DATA_DIR to a folder on a larger disk."
             )
 

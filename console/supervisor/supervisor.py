@@ -228,6 +228,8 @@ class Supervisor:
         connections.close_all()
         self._end_workers()
         self._stop_group(SERVERS)
+        for child in self.children:
+            child.close()
         self._forget()
         self.terminal.say("Stopped")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from typing import Any
 
 import msgspec
@@ -18,6 +18,9 @@ _USAGE_FIELDS = UsageRecord.__struct_fields__
 
 class DatabaseSink:
     """serving.port.RecordSink over PostgreSQL."""
+
+    def __init__(self) -> None:
+        self._days: set[date] = set()
 
     def write(self, batch: Sequence[Settled]) -> None:
         """Insert what is not there yet. Raises a database error when nothing was written."""
@@ -41,10 +44,9 @@ class DatabaseSink:
 
     def _ensure_partitions(self, batch: Sequence[Settled]) -> None:
         """A record can arrive days late, after a long time without a database."""
-        today = datetime.now(UTC).date()
-        for day in {_when(s.record.started_at).date() for s in batch}:
-            if abs((day - today).days) > 1:
-                partitions.ensure_for(day)
+        for day in {_when(s.record.started_at).date() for s in batch} - self._days:
+            partitions.ensure_for(day)
+            self._days.add(day)
 
 
 def _insert(cursor: Any, table: str, columns: Sequence[str], rows: list[tuple[Any, ...]]) -> None:

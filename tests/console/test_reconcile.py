@@ -1,0 +1,93 @@
+"""The controller's decisions: every path of a replica, and what holds for any of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from console.fleet import reconcile
+from console.fleet.models import Replica
+from console.fleet.reconcile import Act, Probe, Seen, decide
+
+State = Replica.State
+ALIVE = Seen(present=True, alive=True)
+DEAD = Seen(present=True, exit_reason="signal 9 (SIGKILL)", log_tail="loading 40 %")
+PROBES = st.none() | st.builds(
+    Probe,
+    healthy=st.booleans(),
+    reason=st.sampled_from(["", "no step for 12 s"]),
+    answered_s=st.floats(0, 1000),
+)
+SEEN = st.builds(
+    Seen, present=st.booleans(), alive=st.booleans(), ready=st.booleans(), exit_reason=st.just("exit status 1"),
+    log_tail=st.sampled_from(["", "boom"]), probe=PROBES,
+)  # fmt: skip
+
+
+def test_a_replica_goes_from_wanted_to_ready_in_order() -> None:
+    assert decide(State.PENDING, 0, 0, True, Seen()).act is Act.LAUNCH
+    assert decide(State.STARTING, 1, 0, True, ALIVE).state == State.LOADING
+    assert decide(State.LOADING, 1, 0, True, ALIVE).state == State.LOADING
+    verifying = decide(State.LOADING, 1, 0, True, replace(ALIVE, ready=True))
+    assert (verifying.state, verifying.act) == (State.VERIFYING, Act.VERIFY)
+
+
+def test_a_death_says_how_and_the_last_line() -> None:
+    decision = decide(State.LOADING, 1, 0, True, DEAD)
+    assert decision.state == State.FAILED
+    assert decision.reason == "The worker ended: signal 9 (SIGKILL). Last line: loading 40 %"
+
+
+def test_a_silent_worker_leaves_rotation_within_ten_seconds() -> None:
+    silent = replace(ALIVE, probe=Probe(True, "", reconcile.SILENT_S + 0.1))
+    decision = decide(State.READY, 100, 0, True, silent)
+    assert (decision.state, decision.act) == (State.HUNG, Act.KILL)
+    assert reconcile.SILENT_S < 10
+
+
+def test_no_progress_is_hung_with_the_workers_own_reason() -> None:
+    stuck = replace(ALIVE, probe=Probe(False, "3 running and no step for 12 s", 0.2))
+    decision = decide(State.READY, 100, 0, True, stuck)
+    assert decision.state == State.HUNG
+    assert "no step for 12 s" in decision.reason
+
+
+def test_a_slow_but_answering_worker_stays() -> None:
+    slow = replace(ALIVE, probe=Probe(True, "", 4.0))
+    assert decide(State.READY, 100, 0, True, slow).state == State.READY
+
+
+def test_restarts_back_off_and_start_at_once_the_first_time() -> None:
+    waits = [reconcile.backoff_s(failures) for failures in range(1, 8)]
+    assert waits == sorted(waits)
+    assert waits[0] < 1
+    assert decide(State.FAILED, 0.0, 3, True, Seen()).act is Act.NOTHING
+    assert decide(State.FAILED, 5.0, 3, True, Seen()).act is Act.LAUNCH
+
+
+def test_a_replica_no_longer_wanted_is_drained_first() -> None:
+    assert decide(State.READY, 9, 0, False, ALIVE).state == State.DRAINING
+    assert decide(State.DRAINING, 9, 0, False, ALIVE).act is Act.END
+    assert decide(State.DRAINING, 9, 0, False, DEAD).state == State.STOPPED
+
+
+@given(
+    state=st.sampled_from(list(State)),
+    in_state=st.floats(0, 1e4),
+    failures=st.integers(0, 20),
+    wanted=st.booleans(),
+    seen=SEEN,
+)
+def test_every_change_has_a_reason_and_no_second_worker_is_started(
+    state: str, in_state: float, failures: int, wanted: bool, seen: Seen
+) -> None:
+    decision = decide(state, in_state, failures, wanted, seen)
+    if decision.state != state:
+        assert decision.reason
+    if decision.act is Act.LAUNCH:
+        assert wanted
+        assert state in {State.PENDING, State.STOPPED} or not seen.alive
+    if not wanted:
+        assert decision.state in {State.DRAINING, State.STOPPED}
