@@ -140,7 +140,7 @@ class Journal:
         self._retired: deque[int] = deque()
         self._new_segment()
         self._dirty = threading.Event()
-        self._stopping = False
+        self._stopping = threading.Event()
         self._syncer = threading.Thread(target=self._sync_forever, name="journal-sync", daemon=True)
         self._syncer.start()
 
@@ -180,7 +180,7 @@ class Journal:
     def close(self) -> None:
         """Sync and let go: from here on the shipper may adopt and remove the directory."""
         self.retry_unwritten()
-        self._stopping = True
+        self._stopping.set()
         self._dirty.set()
         self._syncer.join()
         os.close(self._descriptor)
@@ -215,10 +215,9 @@ class Journal:
         self._born = time.monotonic()
 
     def _sync_forever(self) -> None:
-        while not self._stopping:
+        while not self._stopping.is_set():
             self._dirty.wait()
-            if not self._stopping:
-                time.sleep(SYNC_EVERY_S)
+            self._stopping.wait(SYNC_EVERY_S)
             self._dirty.clear()
             self._sync()
 

@@ -198,7 +198,7 @@ class Run:
             try:
                 await self._attempt(answer)
             except UpstreamFailed as error:
-                request.try_again(error, time.monotonic_ns())
+                request.note_failure(error, time.monotonic_ns())
                 log.warning(
                     "request %s: attempt %d failed: %s", request.id, request.attempts, error
                 )
@@ -206,6 +206,7 @@ class Run:
                     raise
                 self._pipeline.metrics.retried(request.failed[-1].replica_id, error.code)
                 answer.reset()
+                request.forget_attempt()
                 backoff = BACKOFF_S * 2 ** (request.attempts - 1)
                 await asyncio.sleep(backoff * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
             else:

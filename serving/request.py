@@ -119,12 +119,15 @@ class Request:
         self.cut_by = error
         self._task.cancel()
 
-    def try_again(self, error: GatewayError, now: int) -> None:
-        """An attempt failed before the client had a byte: forget what it brought."""
+    def note_failure(self, error: GatewayError, now: int) -> None:
+        """An attempt failed."""
         assert self.replica is not None
         cause = type(error.__cause__).__name__ if error.__cause__ else ""
         told = f"{error.code}: {cause}" if cause else error.code
         self.failed.append(FailedAttempt(self.replica.id, told, self.stamps.routed, now))
+
+    def forget_attempt(self) -> None:
+        """It failed before the client had a byte, and another follows: nothing that it brought counts."""
         self.counts = Counts()
         self.gaps = Gaps()
         self.report = None

@@ -33,7 +33,7 @@ def settled(request: Request, settings: GatewaySettings, boot: str) -> Settled:
         request.report,
         anchor=request.arrival.anchor,
         boot=boot,
-        failed=request.failed,
+        failed=[a for a in request.failed if a.routed != request.stamps.routed],
     )
     return Settled(
         usage=usage(request, bill),

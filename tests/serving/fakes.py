@@ -379,16 +379,15 @@ async def running(
         interface="asgi3", proxy_headers=False,
     )
     server = uvicorn.Server(config)
-    serving = asyncio.create_task(server._serve(sockets=[listener]))
-    async with asyncio.timeout(5):
-        while not server.started:
-            await asyncio.sleep(0.002)
+    config.load()
+    server.lifespan = config.lifespan_class(config)
+    await server.startup(sockets=[listener])
     try:
         yield stack
     finally:
         await stack.gateway.shutdown()
-        server.should_exit = server.force_exit = True
-        await serving
+        server.force_exit = True
+        await server.shutdown(sockets=[listener])
         for fake in fakes:
             await fake.stop()
         listener.close()

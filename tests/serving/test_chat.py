@@ -7,7 +7,15 @@ import pytest
 
 from serving import apikey
 from tests.serving.conftest import chat, events, text_of
-from tests.serving.fakes import CACHED_TOKENS, MODEL, PROMPT_TOKENS, SECRET, WORDS, EngineCall, Stack
+from tests.serving.fakes import (
+    CACHED_TOKENS,
+    MODEL,
+    PROMPT_TOKENS,
+    SECRET,
+    WORDS,
+    EngineCall,
+    Stack,
+)
 
 ANSWER = "".join(WORDS)
 
