@@ -157,7 +157,9 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     extra = ["--threads", str(options.threads)] if options.threads else []
-    source = contextlib.nullcontext((options.url, 0.0)) if options.url else engine(options.model, extra)
+    source = (
+        contextlib.nullcontext((options.url, 0.0)) if options.url else engine(options.model, extra)
+    )
     load_before = os.getloadavg()[0]
     with source as (url, ready_seconds):
         result = asyncio.run(measure(url, options))

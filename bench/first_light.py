@@ -131,7 +131,11 @@ def shared_prefix(stack: Stack) -> Bar:
         rows = []
         async with clients.session() as session:
             for seed in range(5):
-                prompt = prose(600, 1000 + seed)
+                # In the system message: the model's default one would be a shared prefix of every request.
+                prompt = [
+                    {"role": "system", "content": prose(600, 1000 + seed)},
+                    {"role": "user", "content": "Go on."},
+                ]
                 answers = []
                 for key in (one, one, other):
                     answers.append(

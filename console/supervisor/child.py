@@ -44,6 +44,7 @@ class Child:
         self._show = show
         self._log = RotatingFile(log_file, log_bytes)
         self._process: subprocess.Popen[str] | None = None
+        self._reader: threading.Thread | None = None
         self._started_at = 0.0
         self._not_before = 0.0
         self._deaths = 0
@@ -74,7 +75,8 @@ class Child:
         )
         self._started_at = time.monotonic()
         self.state = "running"
-        threading.Thread(target=self._read, args=(self._process,), daemon=True).start()
+        self._reader = threading.Thread(target=self._read, args=(self._process,), daemon=True)
+        self._reader.start()
 
     def tend(self) -> str | None:
         """Notice a death and restart after a back-off. Returns a sentence when something happened."""
@@ -138,7 +140,9 @@ class Child:
         running.stdout.close()
 
     def close(self) -> None:
-        """Close the log; the process must have ended."""
+        """Close the log; the process must have ended. A grandchild that kept the pipe open is not waited for."""
+        if self._reader is not None:
+            self._reader.join(timeout=1)
         self._log.close()
 
 
@@ -159,7 +163,7 @@ class RotatingFile:
                 self._file = self._path.open("a", encoding="utf-8")
             self._file.write(line)
             self._file.flush()
-        except OSError:
+        except (OSError, ValueError):  # a full disk; closed while stopping
             return
 
     def close(self) -> None:

@@ -115,7 +115,8 @@ def clean_stale_postmaster(layout: Layout) -> None:
         return
     try:
         name = Path(f"/proc/{pid}/comm").read_text().strip()
+        ours = name == "postgres" and Path(f"/proc/{pid}/cwd").readlink() == layout.postgres_data
     except OSError:
-        name = ""
-    if name != "postgres" or Path(f"/proc/{pid}/cwd").readlink() != layout.postgres_data:
+        ours = False
+    if not ours:
         pid_file.unlink(missing_ok=True)

@@ -32,6 +32,7 @@ from engine.launchers.local import LocalLauncher
 WEB, SHIP, CONTROL, SERVERS = 0, 1, 2, 4
 # Where to reach a web process that listens on every address.
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104 names to look up, not addresses to bind
+START_ATTEMPTS = 6
 READY_TIMEOUT_S = 60.0
 FIRST_WORKER_TIMEOUT_S = 300.0
 
@@ -96,9 +97,9 @@ class Supervisor:
             valkey.start()
         self._write_state()
         if not settings.ENV["DATABASE_URL"]:
-            embedded.wait_for_postgres(self.layout, lambda: not postgres.ended())
+            embedded.wait_for_postgres(self.layout, lambda: _keeps_trying(postgres))
         if not settings.ENV["VALKEY_URL"]:
-            embedded.wait_for_valkey(self.layout, lambda: not valkey.ended())
+            embedded.wait_for_valkey(self.layout, lambda: _keeps_trying(valkey))
 
     def _start_control(self) -> None:
         """Everything that needs the schema but not the model; the controller waits for a deployment by itself."""
@@ -286,6 +287,13 @@ class Supervisor:
     def _forget(self) -> None:
         self.layout.state_file.unlink(missing_ok=True)
         (self.layout.run / "guardian.json").unlink(missing_ok=True)
+
+
+def _keeps_trying(server: Child) -> bool:
+    """Whether a server that may have died while starting is worth waiting for: after a power cut the old one's
+    processes can hold its shared memory for a moment."""
+    server.tend()
+    return server.restarts < START_ATTEMPTS
 
 
 def _replicas() -> list[Replica]:

@@ -66,8 +66,8 @@ class LocalLauncher:
         worker = _read(folder / "worker.json")
         if worker is None:
             return None
-        ended = _read(folder / "exit.json")
         alive = process.is_alive(worker["pid"], worker["pid_ticks"])
+        ended = None if alive else self._exit_of(worker, folder)
         reason = "" if alive else (ended or {}).get("reason", "ended together with its shim")
         return WorkerView(
             epoch=worker["epoch"],
@@ -103,6 +103,17 @@ class LocalLauncher:
     def known(self) -> list[str]:
         """Ids of replicas that have, or had, a worker here."""
         return [folder.name for folder in self.root.iterdir() if (folder / "worker.json").exists()]
+
+    @staticmethod
+    def _exit_of(worker: dict[str, Any], folder: Path) -> dict[str, Any] | None:
+        """How the worker ended. Its shim writes that a moment after the death; a dead shim never will."""
+        deadline = time.monotonic() + 1
+        while True:
+            shim_alive = process.is_alive(worker["shim_pid"], worker["shim_ticks"])
+            ended = _read(folder / "exit.json")
+            if ended is not None or not shim_alive or time.monotonic() > deadline:
+                return ended
+            time.sleep(0.01)
 
     def _await_shim(self, worker: dict[str, Any]) -> None:
         """The shim ends by itself after its worker; give it a moment, then end it too."""

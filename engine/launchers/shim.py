@@ -62,7 +62,7 @@ def main() -> int:
     )
     log.start()
     _wait(worker, options.guardian)
-    log.join(timeout=2)
+    log.join(timeout=0.2)
     _write(
         options.folder / "exit.json",
         {
