@@ -90,10 +90,19 @@ class Stack:
         return int(next(each["pid"] for each in status["processes"] if each["name"] == name))
 
     def key(self, tenant: str = "default", **options: str) -> str:
+        """A new key that the gateway knows already."""
         extra = [f"--{name}={value}" for name, value in options.items()]
-        return str(
-            json.loads(self.manage("key", "create", "--tenant", tenant, "--json", *extra))["key"]
+        made = json.loads(self.manage("key", "create", "--tenant", tenant, "--json", *extra))
+        request = urllib.request.Request(
+            f"{self.url}/v1/models", headers={"authorization": f"Bearer {made['key']}"}
         )
+
+        def known() -> bool:
+            with urllib.request.urlopen(request, timeout=5) as response:
+                return response.status == 200
+
+        eventually(known, 10, OSError)
+        return str(made["key"])
 
     def usage(self, since: datetime) -> list[dict[str, Any]]:
         text = self.manage("usage", "--json", "--since", since.isoformat())

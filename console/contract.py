@@ -65,7 +65,7 @@ class ValkeyLiveState:
                 await asyncio.sleep(_POLL_S)
 
 
-def _load(value: bytes) -> ReplicaLoad:
+def _load(value: bytes | str) -> ReplicaLoad:
     stats = msgspec.json.decode(value)
     return ReplicaLoad(
         at=stats["at"],

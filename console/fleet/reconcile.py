@@ -79,7 +79,7 @@ def decide(state: str, in_state_s: float, failures: int, wanted: bool, seen: See
         return Decision(
             State.FAILED, _with_tail(f"The worker ended: {seen.exit_reason}", seen.log_tail)
         )
-    return _STEPS[state](in_state_s, failures, seen)
+    return _STEPS[State(state)](in_state_s, failures, seen)
 
 
 def backoff_s(failures: int) -> float:

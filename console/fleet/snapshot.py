@@ -103,7 +103,7 @@ class DatabaseSnapshots:
 
 async def connect() -> psycopg.AsyncConnection[dict[str, Any]]:
     """A connection of its own, outside Django's: the gateway must not wait for the ORM's."""
-    database = settings.DATABASES["default"]
+    database: dict[str, Any] = settings.DATABASES["default"]
     return await psycopg.AsyncConnection.connect(
         host=database["HOST"],
         port=database.get("PORT") or None,

@@ -11,7 +11,7 @@ from console.tenants.models import Membership, Tenant
 
 def visible_tenants(user: User | AnonymousUser) -> QuerySet[Tenant]:
     """Admins see every tenant, others the ones they belong to, strangers none."""
-    if not user.is_authenticated or not user.is_active:
+    if not isinstance(user, User) or not user.is_active:
         return Tenant.objects.none()
     if user.is_staff:
         return Tenant.objects.all()
@@ -21,6 +21,6 @@ def visible_tenants(user: User | AnonymousUser) -> QuerySet[Tenant]:
 def usable_tenants(user: User | AnonymousUser) -> QuerySet[Tenant]:
     """Tenants in whose name a person may send requests from the playground."""
     visible = visible_tenants(user).filter(is_active=True)
-    if user.is_authenticated and user.is_staff:
+    if not isinstance(user, User) or user.is_staff:
         return visible
     return visible.exclude(membership__user=user, membership__role=Membership.Role.VIEWER)

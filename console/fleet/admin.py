@@ -1,0 +1,48 @@
+"""Read-only views in Django's admin."""
+
+from __future__ import annotations
+
+from django.contrib import admin
+
+from console.base.admin import ReadOnlyAdmin
+from console.fleet.models import (
+    ControllerLease,
+    Deployment,
+    Replica,
+    Route,
+    RouteTarget,
+    Transition,
+)
+
+
+@admin.register(Deployment)
+class DeploymentAdmin(ReadOnlyAdmin):
+    list_display = ("name", "model", "engine", "desired_replicas", "created_at")
+    list_select_related = ("model",)
+
+
+@admin.register(Replica)
+class ReplicaAdmin(ReadOnlyAdmin):
+    list_display = ("__str__", "state", "pid", "epoch", "restarts", "ready_at")
+    list_select_related = ("deployment",)
+
+
+@admin.register(Transition)
+class TransitionAdmin(ReadOnlyAdmin):
+    list_display = ("at", "subject_label", "old", "new", "reason")
+
+
+@admin.register(Route)
+class RouteAdmin(ReadOnlyAdmin):
+    list_display = ("name", "policy", "max_model_len", "deadline_s")
+
+
+@admin.register(RouteTarget)
+class RouteTargetAdmin(ReadOnlyAdmin):
+    list_display = ("route", "deployment", "weight")
+    list_select_related = ("route", "deployment")
+
+
+@admin.register(ControllerLease)
+class ControllerLeaseAdmin(ReadOnlyAdmin):
+    list_display = ("holder", "epoch", "expires_at")
