@@ -1,0 +1,76 @@
+"""Reads of the usage ledger."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from django.db.models import Count, Max, Sum
+from django.db.models.functions import TruncDay
+
+from console.billing.models import UsageRecord
+
+DAYS = 7
+
+
+@dataclass
+class KeyUsage:
+    """What one key used in the last DAYS days. `by_day` is requests a day, oldest first."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    last_used: datetime | None = None
+    by_day: list[int] = field(default_factory=lambda: [0] * DAYS)
+
+
+def usage_by_key(tenant_id: uuid.UUID, now: datetime | None = None) -> dict[uuid.UUID, KeyUsage]:
+    """Requests and tokens of a tenant's keys, by key id; days are UTC."""
+    now = now or datetime.now(UTC)
+    first = (now - timedelta(days=DAYS - 1)).replace(hour=0, minute=0, second=0, microsecond=0)
+    rows = (
+        UsageRecord.objects.filter(tenant_id=tenant_id, started_at__gte=first)
+        .annotate(day=TruncDay("started_at", tzinfo=UTC))
+        .values("key_id", "day")
+        .annotate(
+            n=Count("id"),
+            prompt=Sum("prompt_tokens"),
+            cached=Sum("cached_tokens"),
+            completion=Sum("completion_tokens"),
+            last=Max("started_at"),
+        )
+    )
+    usage: dict[uuid.UUID, KeyUsage] = {}
+    for row in rows:
+        key = usage.setdefault(row["key_id"], KeyUsage())
+        key.requests += row["n"]
+        key.prompt_tokens += row["prompt"]
+        key.cached_tokens += row["cached"]
+        key.completion_tokens += row["completion"]
+        key.last_used = max(filter(None, [key.last_used, row["last"]]))
+        day = (row["day"] - first).days
+        if 0 <= day < DAYS:
+            key.by_day[day] = row["n"]
+    return usage
+
+
+def usage_by_model(
+    tenant_id: uuid.UUID, now: datetime | None = None
+) -> Iterable[dict[str, int | str]]:
+    """Requests and tokens of a tenant by model over the same days, the most used first."""
+    now = now or datetime.now(UTC)
+    first = (now - timedelta(days=DAYS - 1)).replace(hour=0, minute=0, second=0, microsecond=0)
+    return (
+        UsageRecord.objects.filter(tenant_id=tenant_id, started_at__gte=first)
+        .values("model")
+        .annotate(
+            n=Count("id"),
+            prompt=Sum("prompt_tokens"),
+            cached=Sum("cached_tokens"),
+            completion=Sum("completion_tokens"),
+        )
+        .order_by("-n")[:20]
+    )

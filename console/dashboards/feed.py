@@ -1,0 +1,122 @@
+"""Live numbers for sockets: one computation per scope and range in a process, however many people look."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from django.utils import timezone, translation
+
+from console.base.middleware import zone_of
+from console.base.sockets import off_loop
+from console.dashboards import overview
+from console.telemetry.scope import Scope
+
+STALE = '{"type":"stale"}'
+_PATIENCE_S = 8.0  # then watchers are told that the numbers are old; the query itself is bounded by the server
+
+
+class View(NamedTuple):
+    """How a viewer wants it: language and zone."""
+
+    language: str
+    zone: str
+
+
+@dataclass(eq=False)
+class Watcher:
+    """One socket. Holds only the newest message: a slow reader skips, it never queues."""
+
+    view: View
+    newest: str = ""
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def put(self, message: str) -> None:
+        self.newest = message
+        self.ready.set()
+
+    async def get(self) -> str:
+        await self.ready.wait()
+        self.ready.clear()
+        return self.newest
+
+
+class Feed:
+    """Computes while somebody watches, at most twice a second, and less often when it is dear."""
+
+    def __init__(self, scope: Scope, key: str) -> None:
+        self.scope, self.key = scope, key
+        self.watchers: set[Watcher] = set()
+        self.task: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        while self.watchers:
+            views = {w.view for w in self.watchers}
+            work = asyncio.ensure_future(off_loop(messages, self.scope, self.key, views))
+            while True:
+                done, _pending = await asyncio.wait({work}, timeout=_PATIENCE_S)
+                if done:
+                    break
+                self._tell_all(STALE)
+            if work.exception() is None:
+                ready = work.result()
+                for watcher in self.watchers:
+                    if watcher.view in ready:
+                        watcher.put(ready[watcher.view])
+            else:
+                self._tell_all(STALE)
+            await asyncio.sleep(overview.cache.pause(overview.cache.cost(self.scope, self.key)))
+
+    def _tell_all(self, message: str) -> None:
+        for watcher in self.watchers:
+            watcher.put(message)
+
+
+def messages(scope: Scope, key: str, views: set[View]) -> dict[View, str]:
+    """One snapshot, told in every language and zone that is being looked at, encoded. Blocking."""
+    snapshot = overview.cache.get(scope, key)
+    series = overview.series(snapshot)
+    told = {}
+    for view in views:
+        with translation.override(view.language), timezone.override(zone_of(view.zone)):
+            message = {
+                "type": "snapshot",
+                "at": snapshot.at.timestamp(),
+                "parts": overview.render(snapshot),
+                "series": series,
+            }
+            told[view] = json.dumps(message, separators=(",", ":"))
+    return told
+
+
+class Hub:
+    """The feeds of this process."""
+
+    def __init__(self) -> None:
+        self._feeds: dict[tuple[Scope, str], Feed] = {}
+
+    def watch(self, scope: Scope, key: str, view: View) -> Watcher:
+        feed = self._feeds.setdefault((scope, key), Feed(scope, key))
+        watcher = Watcher(view)
+        feed.watchers.add(watcher)
+        if feed.task is None or feed.task.done():
+            feed.task = asyncio.ensure_future(feed.run())
+        return watcher
+
+    def leave(self, scope: Scope, key: str, watcher: Watcher) -> None:
+        feed = self._feeds.get((scope, key))
+        if feed is None:
+            return
+        feed.watchers.discard(watcher)
+        if not feed.watchers:
+            del self._feeds[(scope, key)]
+            if feed.task is not None:
+                feed.task.cancel()
+
+    def __len__(self) -> int:
+        return len(self._feeds)
+
+
+hub = Hub()
