@@ -117,9 +117,9 @@ def draw_from_top(probs: Tensor, params: Seq[SamplingParams], uniforms: Tensor) 
     for width in (*(w for w in CANDIDATES if w < vocab), vocab):
         values, ids = probs[rows].topk(width)
         mass = values.double().cumsum(-1)
-        settled = (top_k[rows] <= width) | (mass[:, -1] >= top_p[rows] * total[rows])
-        if width == vocab:
-            settled = torch.ones_like(settled)
+        # A nucleus is a share of what top-k leaves: with a top-k beyond `width`, not known yet.
+        covered = (top_k[rows] >= vocab) & (mass[:, -1] >= top_p[rows] * total[rows])
+        settled = (top_k[rows] <= width) | covered | (width == vocab)
         kept = _nucleus(values, mass, top_k[rows], top_p[rows], total[rows])
         picked = ids.gather(-1, invert(kept, uniforms[rows])[:, None])[:, 0]
         tokens[rows[settled]] = picked[settled]

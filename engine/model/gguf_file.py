@@ -45,12 +45,12 @@ class GgufFile:
     """Metadata and tensors of one GGUF file. Raises UnsupportedModel on a malformed header."""
 
     def __init__(self, path: Path) -> None:
-        with path.open("rb") as file:
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._at = 0
         self.metadata: dict[str, Any] = {}
         self.tensors: dict[str, TensorInfo] = {}
         try:
+            with path.open("rb") as file:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             self._read_header()
         except (struct.error, KeyError, UnicodeDecodeError, ValueError) as error:
             raise UnsupportedModel(f"{path.name} is not a readable GGUF file: {error}") from error

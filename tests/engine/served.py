@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "smol"
@@ -26,6 +27,7 @@ class Served:
     process: subprocess.Popen[bytes]
     facts: dict[str, Any]
     log: Path
+    api: openai.OpenAI
 
     @property
     def url(self) -> str:
@@ -43,6 +45,13 @@ class Served:
             assert time.monotonic() < end, f"still not so: {stats}"
             time.sleep(0.01)
         return stats
+
+    def wait_for_log(self, word: str) -> None:
+        """Poll the log until a word is in it."""
+        end = time.monotonic() + 60
+        while word not in self.log.read_text():
+            assert time.monotonic() < end, self.log.read_text()
+            time.sleep(0.01)
 
     def wait_idle(self) -> dict[str, Any]:
         stats = self.wait_for(lambda s: s["running"] == 0 and s["waiting"] == 0)
@@ -65,7 +74,10 @@ def serve(model: Path, folder: Path, *options: str, uds: bool = False) -> Iterat
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < end, log.read_text()
             time.sleep(0.02)
-        yield Served(process, json.loads(ready.read_text()), log)
+        facts = json.loads(ready.read_text())
+        url = f"{facts['introspection_url']}/v1"
+        with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as api:
+            yield Served(process, facts, log, api)
     finally:
         process.kill()
         process.wait()

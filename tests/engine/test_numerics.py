@@ -58,9 +58,7 @@ class Bench:
     def __init__(self, model: LoadedModel, *, batched: int = 512, cache: bool = False) -> None:
         config = model.config
         dtype = model.weights.embedding.dtype
-        kv = KVCache(
-            config.num_layers, config.num_kv_heads, config.head_dim, 256, 16, dtype, CPU
-        )
+        kv = KVCache(config.num_layers, config.num_kv_heads, config.head_dim, 256, 16, dtype, CPU)
         self.sampler = RecordingSampler()
         self.runner = TorchRunner(Decoder(config, model.weights, 1024), kv, self.sampler)
         limits = SchedulerLimits(max_num_batched_tokens=batched, prefix_cache=cache)

@@ -42,9 +42,7 @@ def pieces(tokenizer: Tokenizer, ids: list[int]) -> str:
 def test_ids_and_text_equal_transformers(tokenizer: Tokenizer, reference: Any, text: str) -> None:
     ids = tokenizer.encode(text)
     assert ids == reference.encode(text, add_special_tokens=False)
-    plain = reference.decode(
-        ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
-    )
+    plain = reference.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     assert tokenizer.decode(ids) == plain == pieces(tokenizer, ids)
 
 

@@ -1,0 +1,248 @@
+"""The step loop with a fake runner: mailbox, aborts, faults, health."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from engine import core as module
+from engine.blocks import BlockPool
+from engine.core import Abort, Add, Deliveries, EngineCore, Pace
+from engine.outbox import Choice, Delta, Outbox
+from engine.scheduler import Scheduler, SchedulerLimits
+from engine.sequence import Sequence
+from engine.tokenizer import Detokenizer
+from engine.types import FinishReason, Sampled, SamplingParams, Step
+from tests.engine.fakes import HashRunner, oracle
+
+TABLE = [bytes([65 + id % 26]) for id in range(97)]
+
+
+class Silent:
+    """An observer that records ends."""
+
+    def __init__(self) -> None:
+        self.ended: list[int] = []
+
+    def on_step(self, step: Step, seconds: float) -> None: ...
+
+    def on_token(self, sequence: Sequence) -> None: ...
+
+    def on_finish(self, sequence: Sequence) -> None:
+        self.ended.append(sequence.id)
+
+
+class Hooked(HashRunner):
+    """A hash runner that calls back in the middle of each forward pass."""
+
+    hook: Callable[[Step], None] = staticmethod(lambda step: None)
+
+    def forward(self, step: Step) -> object:
+        computed = super().forward(step)
+        self.hook(step)
+        return computed
+
+
+class Rig:
+    """A running core whose deliveries land in a list."""
+
+    def __init__(self, **limits: int) -> None:
+        self.pool = BlockPool(32, 4)
+        self.runner = Hooked(32, 4)
+        self.scheduler = Scheduler(self.pool, SchedulerLimits(**limits))
+        self.observer = Silent()
+        self.deltas: dict[int, list[Delta]] = {}
+        self.finished = threading.Condition()
+        self.core = EngineCore(self.scheduler, self.runner, self.receive, self.observer)
+
+    def receive(self, deliveries: Deliveries) -> None:
+        with self.finished:
+            for choice, delta in deliveries:
+                self.deltas.setdefault(choice.sequence.id, []).append(delta)
+            self.finished.notify_all()
+
+    def choice(self, id: int, prompt: list[int], **params: Any) -> Choice:
+        sequence = Sequence(id, prompt, SamplingParams(**{"max_tokens": 6, **params}))
+        choice = Choice.__new__(Choice)
+        outbox = Outbox.__new__(Outbox)
+        Choice.__init__(choice, 0, sequence, Detokenizer(TABLE), outbox)
+        return choice
+
+    def wait(self, id: int) -> Delta:
+        """The last delta of a sequence, once it has ended."""
+
+        def ended() -> bool:
+            return bool(self.deltas.get(id)) and self.deltas[id][-1].finish is not None
+
+        with self.finished:
+            assert self.finished.wait_for(ended, timeout=30)
+        return self.deltas[id][-1]
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    made = Rig()
+    yield made
+    if made.core._thread.is_alive():
+        made.core.stop()
+
+
+def test_tokens_arrive_as_text_and_end_with_a_reason(rig: Rig) -> None:
+    rig.core.start()
+    rig.core.post(Add(rig.choice(1, [1, 2, 3])))
+    assert rig.wait(1).finish is FinishReason.LENGTH
+    expected = "".join(TABLE[id].decode() for id in oracle([1, 2, 3], 6))
+    assert "".join(delta.text for delta in rig.deltas[1]) == expected
+    assert sum(delta.tokens for delta in rig.deltas[1]) == 6
+
+
+def test_a_stop_string_ends_in_the_step_that_completes_it(rig: Rig) -> None:
+    tokens = oracle([1, 2, 3], 20)
+    full = "".join(TABLE[id].decode() for id in tokens)
+    stop = full[3:5]
+    rig.core.start()
+    rig.core.post(Add(rig.choice(1, [1, 2, 3], max_tokens=20, stop=(stop,))))
+    assert rig.wait(1).finish is FinishReason.STOP
+    at = full.find(stop)
+    assert "".join(delta.text for delta in rig.deltas[1]) == full[:at]
+    generated = sum(delta.tokens for delta in rig.deltas[1])
+    assert generated == at + 2 == rig.scheduler.counts.generation_tokens
+    assert rig.scheduler.counts.finished == {"stop": 1}
+
+
+def test_an_abort_in_mid_step_is_final(rig: Rig) -> None:
+    """Posted during the third forward pass: that pass's token is dropped, the blocks are free."""
+    calls: list[int] = []
+
+    def hook(step: Step) -> None:
+        calls.append(step.index)
+        if len(calls) == 3:
+            rig.core.post(Abort((1,)))
+
+    rig.runner.hook = hook  # type: ignore[method-assign]
+    rig.core.start()
+    rig.core.post(Add(rig.choice(1, [1, 2, 3], max_tokens=50)))
+    assert rig.wait(1).finish is FinishReason.ABORT
+    assert sum(delta.tokens for delta in rig.deltas[1]) == 2
+    assert len(calls) == 3
+    assert rig.pool.num_free == 32
+
+
+def test_a_failed_step_ends_its_sequences_and_the_engine_goes_on(rig: Rig) -> None:
+    def hook(step: Step) -> None:
+        if any(chunk.sequence.id == 1 for chunk in step.chunks):
+            raise RuntimeError("out of memory")
+
+    rig.runner.hook = hook  # type: ignore[method-assign]
+    rig.core.start()
+    rig.core.post(Add(rig.choice(1, [1, 2, 3])))
+    last = rig.wait(1)
+    assert (last.finish, last.error) == (FinishReason.ERROR, "RuntimeError: out of memory")
+    rig.core.post(Add(rig.choice(2, [1, 2, 3])))
+    assert rig.wait(2).finish is FinishReason.LENGTH
+    assert rig.core.unhealthy() is None
+    assert rig.pool.num_free == 32
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_bug_kills_the_thread_and_health_says_so(rig: Rig) -> None:
+    def hook(step: Step) -> None:
+        raise ZeroDivisionError("a bug")
+
+    rig.runner.hook = hook  # type: ignore[method-assign]
+    rig.core.start()
+    rig.core.post(Add(rig.choice(1, [1, 2, 3])))
+    assert rig.wait(1).finish is FinishReason.ERROR
+    assert rig.core.unhealthy() == "the step thread died: ZeroDivisionError: a bug"
+
+
+def test_stopping_ends_what_runs_with_an_error(rig: Rig) -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def hook(step: Step) -> None:
+        entered.set()
+        leave.wait(30)
+
+    rig.runner.hook = hook  # type: ignore[method-assign]
+    rig.core.start()
+    rig.core.post(Add(rig.choice(1, [1, 2, 3], max_tokens=60)))
+    assert entered.wait(30)
+    rig.core._stopping = True
+    leave.set()
+    assert rig.wait(1).error == "the engine is shutting down"
+
+
+def test_hung_is_told_from_slow(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step in progress is fine until max(10 s, 5 × what its tokens should take)."""
+    entered, leave = threading.Event(), threading.Event()
+
+    def hook(step: Step) -> None:
+        entered.set()
+        leave.wait(30)
+
+    rig.runner.hook = hook  # type: ignore[method-assign]
+    rig.core.start()
+    rig.core.post(Add(rig.choice(1, [1, 2, 3])))
+    assert entered.wait(30)
+    real = module.time.monotonic
+    shift = 0.0
+    monkeypatch.setattr(module.time, "monotonic", lambda: real() + shift)
+    shift = 8.0
+    assert rig.core.unhealthy() is None
+    shift = 11.0
+    assert "no step for" in str(rig.core.unhealthy())
+    for _ in range(200):
+        rig.core.pace.record(3, 10.0)
+    assert rig.core.unhealthy() is None
+    shift = 60.0
+    assert rig.core.unhealthy() is not None
+    monkeypatch.undo()
+    leave.set()
+    rig.wait(1)
+
+
+def test_idle_for_a_day_is_healthy(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.core.start()
+    rig.core.post(Add(rig.choice(1, [1, 2, 3])))
+    rig.wait(1)
+    real = module.time.monotonic
+    monkeypatch.setattr(module.time, "monotonic", lambda: real() + 86400)
+    assert rig.core.unhealthy() is None
+
+
+def test_pace_learns_from_steps() -> None:
+    pace = Pace()
+    assert pace.expected(512) == 0.0
+    for _ in range(50):
+        pace.record(32, 0.064)
+    assert pace.expected(96) == pytest.approx(0.128)
+
+
+async def test_a_slow_reader_gets_one_merged_delta() -> None:
+    """However much is delivered between two reads, one delta per choice waits."""
+    outbox = Outbox()
+    outbox.open = 1
+    for letter in "abc":
+        outbox.deliver(0, Delta(letter, 1, [Sampled(1)]))
+    outbox.deliver(0, Delta("d", 1, finish=FinishReason.STOP))
+    ready = await outbox.take()
+    assert len(ready) == 1
+    assert (ready[0][1].text, ready[0][1].tokens) == ("abcd", 4)
+    assert ready[0][1].finish is FinishReason.STOP
+
+
+async def test_tokens_nobody_was_told_of_are_counted_apart() -> None:
+    """generated = reported + undelivered, once the reader has left and all has ended."""
+    undelivered: list[int] = []
+    outbox = Outbox(undelivered.append)
+    outbox.open = 1
+    outbox.deliver(0, Delta("a", 3))
+    outbox.reported = 3
+    outbox.deliver(0, Delta("b", 2))
+    outbox.leave()
+    assert undelivered == []
+    outbox.deliver(0, Delta(finish=FinishReason.ABORT))
+    assert undelivered == [2]
