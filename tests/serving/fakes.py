@@ -227,6 +227,8 @@ class FakeEngine:
         watcher = asyncio.create_task(self._watch(reader, call))
         try:
             await self.script(call)
+        except ConnectionError:
+            call.closed.set()
         finally:
             watcher.cancel()
             with contextlib.suppress(asyncio.CancelledError):
