@@ -47,6 +47,7 @@ urlpatterns = [
         "admin/login/",
         login_not_required(RedirectView.as_view(pattern_name="login", query_string=True)),
     ),
+    path("admin/password_change/", RedirectView.as_view(pattern_name="password")),
     path("admin/", admin.site.urls),
 ]
 

@@ -274,7 +274,7 @@ def _prefill_label(parts: Sequence[tuple[int, int]]) -> str:
 def _note(kind: str, members: Sequence[Phase], body: Mapping[str, Any], row: RequestRecord) -> str:
     match kind:
         case "receive" | "tokenize" | "deliver":
-            return ", ".join(_phase_title(name) for name, *_rest in members)
+            return pgettext("between the items of a list", ", ").join(_phase_title(name) for name, *_rest in members)
         case "routing":
             n = len(body.get("candidates", ()))
             return ngettext("%(n)s candidate", "%(n)s candidates", n) % {"n": n} if n else ""

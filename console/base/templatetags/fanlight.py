@@ -220,7 +220,8 @@ def list_time(value: datetime) -> str:
     local = timezone.localtime(value)
     if local.date() == timezone.localdate():
         return clock(value)
-    return f"{formats.date_format(local, _('j M'), use_l10n=False)} {local:%H:%M:%S}"
+    day = formats.date_format(local, _("j M"), use_l10n=False)
+    return f"{day} {local:%H:%M:%S}"
 
 
 @register.filter
@@ -415,3 +416,10 @@ def state_title(state: str) -> str:
         "expired": _("expired"),
         "revoked": _("revoked"),
     }.get(state, state)
+
+
+@register.filter
+def verdict_title(verdict: str) -> str:
+    """What routing said of a candidate; a state stands for itself."""
+    known = {"chosen": _("chosen"), "not chosen": _("not chosen"), "just failed": _("just failed")}
+    return known.get(verdict) or state_title(verdict)
