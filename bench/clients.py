@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ class Answer:
     started: float = 0.0
     stamps: list[float] = field(default_factory=list)  # of every chunk with content
     done: bool = False  # [DONE] was seen
+    sent: asyncio.Event = field(default_factory=asyncio.Event)  # the whole request is on the wire
     broken: str = ""  # the connection ended early, and how
 
     @property
@@ -44,7 +46,7 @@ async def stream(
     headers: dict[str, str] | None = None,
     **body: Any,
 ) -> Answer:
-    """One streamed chat completion, with usage. `hang_up_after` seconds the client leaves without a word."""
+    """One streamed chat completion, with usage. `hang_up_after` seconds after it was sent the client leaves without a word."""
     answer = Answer(started=time.monotonic())
     request = {
         "messages": [{"role": "user", "content": prompt}],
@@ -56,7 +58,7 @@ async def stream(
 
     async def read() -> None:
         async with session.post(
-            f"{url}/v1/chat/completions", json=request, headers=auth
+            f"{url}/v1/chat/completions", json=request, headers=auth, trace_request_ctx=answer
         ) as response:
             answer.status = response.status
             answer.request_id = response.headers.get("x-request-id", "")
@@ -67,12 +69,19 @@ async def stream(
                 if line.startswith(b"data: "):
                     _event(answer, line[6:].strip())
 
-    try:
-        await asyncio.wait_for(read(), hang_up_after)
-    except TimeoutError:
-        answer.broken = "hung up"
-    except aiohttp.ClientError as error:
-        answer.broken = repr(error)
+    reading = asyncio.create_task(read())
+    if hang_up_after is not None:
+        sent = asyncio.create_task(answer.sent.wait())
+        await asyncio.wait({reading, sent}, return_when=asyncio.FIRST_COMPLETED)
+        sent.cancel()
+        await asyncio.wait({reading}, timeout=hang_up_after)
+        if reading.cancel():
+            answer.broken = "hung up"
+    with contextlib.suppress(asyncio.CancelledError):
+        try:
+            await reading
+        except aiohttp.ClientError as error:
+            answer.broken = repr(error)
     return answer
 
 
@@ -97,7 +106,15 @@ def _event(answer: Answer, data: bytes) -> None:
 
 def session() -> aiohttp.ClientSession:
     """A session without a limit on connections and without a deadline of its own."""
+
+    async def sent(_session: Any, context: Any, _params: Any) -> None:
+        if context.trace_request_ctx is not None:
+            context.trace_request_ctx.sent.set()
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_chunk_sent.append(sent)
     return aiohttp.ClientSession(
+        trace_configs=[trace],
         connector=aiohttp.TCPConnector(limit=0, force_close=True),
         timeout=aiohttp.ClientTimeout(total=600),
     )

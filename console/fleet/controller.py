@@ -16,15 +16,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from uuid import UUID
 
-import redis
 from django.conf import settings
 from django.db import Error as DatabaseError
 from django.db import close_old_connections, connection
 from django.utils import timezone
 
 from console.environment import ROOT
-from console.fleet import live, probe, reconcile
+from console.fleet import probe, reconcile
 from console.fleet.actions import ensure_replicas, move_replica
+from console.fleet.heartbeat import Heartbeats
 from console.fleet.models import Deployment, Replica
 from engine.adapters import embedded
 from engine.adapters.base import AdapterError, WorkerSpec
@@ -49,18 +49,19 @@ class Controller:
         self.launcher = launcher
         self.holder = f"{socket.gethostname()}:{os.getpid()}"
         self.epoch = 0
-        self._pool = ThreadPoolExecutor(max_workers=8, thread_name_prefix="probe")
+        self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="verify")
         self._since: dict[
             UUID, tuple[str, float]
         ] = {}  # state and the monotonic time it was entered
         self._failures: dict[UUID, int] = {}
-        self._heard: dict[UUID, probe.Heard] = {}
-        self._probes: dict[UUID, Future[probe.Heard]] = {}
+        self._heartbeats = Heartbeats()
         self._verifications: dict[UUID, Future[float]] = {}
-        self._valkey = live.client()
 
     def run(self, stop: threading.Event) -> None:
         """Tick until `stop` is set. A database that is away is waited for; workers run on meanwhile."""
+        threading.Thread(
+            target=self._heartbeats.run, args=(stop,), name="heartbeats", daemon=True
+        ).start()
         while not stop.is_set():
             try:
                 if self._lead():
@@ -69,7 +70,6 @@ class Controller:
                 log.warning(
                     "controller: the database does not answer: %s", str(error).splitlines()[0]
                 )
-                self._hear_everyone()
                 close_old_connections()
                 stop.wait(1.0)
             stop.wait(TICK_S)
@@ -97,7 +97,6 @@ class Controller:
                 replica.epoch,
             )
             self.launcher.kill(str(replica.id))
-        self._hear(replica, ours)
         seen = self._seen(replica, ours)
         if self._verified(replica, ours):
             return
@@ -144,7 +143,6 @@ class Controller:
             self._move(replica, reconcile.Decision(State.FAILED, str(error)))
             return
         restarts = replica.restarts + (1 if replica.epoch else 0)
-        self._heard.pop(replica.id, None)
         # The row first: a controller that dies in between finds no worker of this epoch and starts one.
         self._move(
             replica, decision, epoch=epoch, uds=str(uds), restarts=restarts, pid=None, pid_started_at=None,
@@ -173,16 +171,11 @@ class Controller:
 
     def _seen(self, replica: Replica, view: WorkerView | None) -> reconcile.Seen:
         if view is None:
+            self._heartbeats.forget(str(replica.id))
             return reconcile.Seen()
         if replica.pid != view.pid and view.alive:
             replica.pid, replica.pid_started_at = view.pid, float(view.pid_ticks)
             replica.save(update_fields=["pid", "pid_started_at"])
-        heard = self._heard.get(replica.id)
-        answered = None
-        if heard is not None:
-            answered = reconcile.Probe(
-                heard.healthy, heard.reason, time.monotonic() - heard.answered_at
-            )
         tail = (
             "" if view.alive else _last_line(self.launcher.folder(str(replica.id)) / "worker.log")
         )
@@ -192,7 +185,7 @@ class Controller:
             ready=bool(view.ready),
             exit_reason=view.exit_reason,
             log_tail=tail,
-            probe=answered,
+            probe=self._hear(replica, view),
         )
 
     # -- verification: a real generation, off the loop -------------------------------------------------------------
@@ -230,32 +223,15 @@ class Controller:
 
     # -- heartbeats ------------------------------------------------------------------------------------------------
 
-    def _hear(self, replica: Replica, view: WorkerView | None) -> None:
-        """Collect the last probe, start the next. A stopped worker leaves its probe hanging; no other waits for it."""
-        future = self._probes.get(replica.id)
-        if future is not None and future.done():
-            self._heard[replica.id] = future.result()
-            del self._probes[replica.id]
-            self._publish(replica.id)
-        url = (
-            str(view.ready.get("introspection_url", "")) if view is not None and view.alive else ""
-        )
-        if url and replica.id not in self._probes:
-            last = self._heard.setdefault(replica.id, probe.Heard(time.monotonic()))
-            self._probes[replica.id] = self._pool.submit(probe.ask, url, last)
-
-    def _hear_everyone(self) -> None:
-        """Heartbeats go on while the database is away, so that gateways keep live numbers."""
-        for replica_id in list(self._heard):
-            view = self.launcher.observe(str(replica_id))
-            if view is not None:
-                self._hear(Replica(id=replica_id), view)
-
-    def _publish(self, replica_id: UUID) -> None:
-        heard = self._heard[replica_id]
-        if heard.stats is not None:
-            with contextlib.suppress(redis.RedisError):
-                live.publish(self._valkey, str(replica_id), heard.stats)
+    def _hear(self, replica: Replica, view: WorkerView) -> reconcile.Probe | None:
+        """Watch the worker once it tells its address; the newest of what it said."""
+        replica_id = str(replica.id)
+        url = str(view.ready.get("introspection_url", "")) if view.alive else ""
+        if not url:
+            self._heartbeats.forget(replica_id)
+            return None
+        self._heartbeats.watch(replica_id, url)
+        return self._heartbeats.heard(replica_id)
 
     def _entered(self, replica: Replica) -> tuple[str, float]:
         known = self._since.get(replica.id)

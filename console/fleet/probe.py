@@ -18,18 +18,21 @@ class VerificationError(Exception):
     """A worker did not answer the test prompt; the message says what it did instead."""
 
 
-@dataclass
-class Heard:
-    """What was last heard from one worker. Monotonic seconds."""
-
-    answered_at: float
-    healthy: bool = True
-    reason: str = ""
-    stats: dict[str, Any] | None = None
+class NoAnswer(Exception):
+    """A worker did not answer a probe in time, or not with sense."""
 
 
-def ask(introspection_url: str, last: Heard) -> Heard:
-    """Ask /health and /stats once. A worker that does not answer keeps its last answer's time."""
+@dataclass(frozen=True)
+class Answer:
+    """What a worker says of itself: whether it makes progress, why not, and its /stats with `at` (wall seconds)."""
+
+    healthy: bool
+    reason: str
+    stats: dict[str, Any]
+
+
+def ask(introspection_url: str) -> Answer:
+    """Ask /health and /stats once. Raises NoAnswer."""
     parts = urlsplit(introspection_url)
     connection = http.client.HTTPConnection(
         parts.hostname or "", parts.port, timeout=PROBE_TIMEOUT_S
@@ -41,13 +44,11 @@ def ask(introspection_url: str, last: Heard) -> Heard:
         healthy = response.status == 200
         connection.request("GET", "/stats")
         stats = json.loads(connection.getresponse().read())
-    except (OSError, http.client.HTTPException, ValueError):
-        return last
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise NoAnswer(str(error)) from error
     finally:
         connection.close()
-    return Heard(
-        time.monotonic(), healthy, "" if healthy else _message(body), {**stats, "at": time.time()}
-    )
+    return Answer(healthy, "" if healthy else _message(body), {**stats, "at": time.time()})
 
 
 def verify(uds: str, served_name: str) -> float:

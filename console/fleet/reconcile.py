@@ -31,11 +31,11 @@ class Act(StrEnum):
 
 @dataclass(frozen=True)
 class Probe:
-    """The newest answer of a worker to /health. `answered_s` is seconds since one arrived."""
+    """The newest answer of a worker to /health. `silent_s` is how long questions have gone unanswered since."""
 
     healthy: bool
     reason: str
-    answered_s: float
+    silent_s: float
 
 
 @dataclass(frozen=True)
@@ -131,9 +131,9 @@ def _ready(in_state_s: float, _failures: int, seen: Seen) -> Decision:
     probe = seen.probe
     if probe is None or in_state_s < SILENT_S:
         return Decision(State.READY, "")
-    if probe.answered_s > SILENT_S:
+    if probe.silent_s > SILENT_S:
         return Decision(
-            State.HUNG, f"No answer to a health check for {probe.answered_s:.0f} s", Act.KILL
+            State.HUNG, f"No answer to a health check for {probe.silent_s:.0f} s", Act.KILL
         )
     if not probe.healthy:
         return Decision(State.HUNG, f"No progress: {probe.reason}", Act.KILL)

@@ -168,6 +168,11 @@ class Supervisor:
             self._tend()
             if self._stopping.is_set():
                 raise CannotStartError("Stopped while starting.")
+            for child in self.children:
+                if child.restarts >= START_ATTEMPTS:
+                    raise CannotStartError(
+                        f"{child.program.name} keeps ending; its log is in {self.layout.logs}."
+                    )
             if time.monotonic() > deadline:
                 raise CannotStartError(
                     f"{what[0].upper() + what[1:]} was not ready within {timeout_s:.0f} s: {self._why_not()}. "

@@ -18,7 +18,7 @@ PROBES = st.none() | st.builds(
     Probe,
     healthy=st.booleans(),
     reason=st.sampled_from(["", "no step for 12 s"]),
-    answered_s=st.floats(0, 1000),
+    silent_s=st.floats(0, 1000),
 )
 SEEN = st.builds(
     Seen, present=st.booleans(), alive=st.booleans(), ready=st.booleans(), exit_reason=st.just("exit status 1"),
