@@ -118,7 +118,9 @@ class StreamAnswer:
         stamps = self._request.stamps
         stamps.first_sent = stamps.first_sent or now
         if not more:
-            stamps.delivered = now  # before anybody else runs: servers report a finished exchange as a disconnect
+            stamps.delivered = (
+                now  # before anybody else runs: servers report a finished exchange as a disconnect
+            )
 
 
 class WholeAnswer:

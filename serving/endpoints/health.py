@@ -6,13 +6,15 @@ import hmac
 import ipaddress
 from collections.abc import Sequence
 
+from prometheus_client import CONTENT_TYPE_LATEST
+
 from serving import auth
 from serving.errors import GatewayError, Unauthenticated
 from serving.exchange import Exchange
 from serving.pipeline import Pipeline
 from serving.port import GatewaySettings
 
-METRICS_TYPE = b"text/plain; version=1.0.0; charset=utf-8"
+METRICS_TYPE = CONTENT_TYPE_LATEST.encode()
 
 
 def unready(pipeline: Pipeline) -> list[str]:

@@ -8,15 +8,21 @@ from hypothesis import strategies as st
 from serving.upstream import EventParser
 
 payloads = st.lists(
-    st.text(st.characters(blacklist_characters="\r\n", blacklist_categories=("Cs",)), min_size=1, max_size=20).map(
-        str.encode
-    ),
+    st.text(
+        st.characters(blacklist_characters="\r\n", blacklist_categories=("Cs",)),
+        min_size=1,
+        max_size=20,
+    ).map(str.encode),
     max_size=8,
 )
 
 
-@given(payloads, st.sampled_from([b"\n", b"\r\n"]), st.randoms(use_true_random=False), st.booleans())
-def test_any_cut_gives_the_same_payloads(sent: list[bytes], newline: bytes, dice: object, comments: bool) -> None:
+@given(
+    payloads, st.sampled_from([b"\n", b"\r\n"]), st.randoms(use_true_random=False), st.booleans()
+)
+def test_any_cut_gives_the_same_payloads(
+    sent: list[bytes], newline: bytes, dice: object, comments: bool
+) -> None:
     data = b""
     for payload in sent:
         if comments:

@@ -36,13 +36,18 @@ async def client(stack: Stack) -> AsyncIterator[httpx.AsyncClient]:
 async def connected(stack: Stack, key: str | None = KEY) -> AsyncIterator[httpx.AsyncClient]:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     # verify=False: plain HTTP here, and loading the certificates takes longer than most tests
-    async with httpx.AsyncClient(base_url=stack.url, headers=headers, timeout=10, verify=False) as client:
+    async with httpx.AsyncClient(
+        base_url=stack.url, headers=headers, timeout=10, verify=False
+    ) as client:
         yield client
 
 
 def chat(**changes: Any) -> dict[str, Any]:
     """A plain chat request."""
-    return {"model": MODEL, "messages": [{"role": "user", "content": "Capital of France?"}]} | changes
+    return {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "Capital of France?"}],
+    } | changes
 
 
 def events(body: str) -> list[Any]:

@@ -44,7 +44,12 @@ class EngineCall:
     """One request as the fake engine got it, and the means to answer it in any way, good or bad."""
 
     def __init__(
-        self, method: str, path: str, headers: dict[str, str], body: bytes, writer: asyncio.StreamWriter
+        self,
+        method: str,
+        path: str,
+        headers: dict[str, str],
+        body: bytes,
+        writer: asyncio.StreamWriter,
     ) -> None:
         self.path = path
         self.headers = headers
@@ -79,13 +84,24 @@ class EngineCall:
         data = value if isinstance(value, bytes) else json.dumps(value, ensure_ascii=False).encode()
         await self.raw(b"data: " + data + b"\n\n")
 
-    def choice(self, text: str | None, index: int = 0, finish: str | None = None, **extra: Any) -> dict[str, Any]:
-        said = {"delta": {} if text is None else {"content": text}} if self.chat else {"text": text or ""}
+    def choice(
+        self, text: str | None, index: int = 0, finish: str | None = None, **extra: Any
+    ) -> dict[str, Any]:
+        said = (
+            {"delta": {} if text is None else {"content": text}}
+            if self.chat
+            else {"text": text or ""}
+        )
         return {"index": index, **said, "logprobs": None, "finish_reason": finish, **extra}
 
     def chunk(self, *choices: dict[str, Any], usage: bool = True, **extra: Any) -> dict[str, Any]:
         value: dict[str, Any] = {
-            "id": "engine-id", "object": "x", "created": 1, "model": "engine-model", "choices": list(choices), **extra
+            "id": "engine-id",
+            "object": "x",
+            "created": 1,
+            "model": "engine-model",
+            "choices": list(choices),
+            **extra,
         }
         if usage:
             value["usage"] = self.usage()
@@ -99,7 +115,9 @@ class EngineCall:
             "prompt_tokens_details": {"cached_tokens": CACHED_TOKENS},
         }
 
-    async def token(self, text: str, index: int = 0, *, tokens: int = 1, usage: bool = True, **extra: Any) -> None:
+    async def token(
+        self, text: str, index: int = 0, *, tokens: int = 1, usage: bool = True, **extra: Any
+    ) -> None:
         self.sent_tokens += tokens
         await self.event(self.chunk(self.choice(text, index), usage=usage, **extra))
 
@@ -121,7 +139,12 @@ class EngineCall:
         self.finished = True
 
     async def say(
-        self, words: Iterable[str] = WORDS, *, finish: str = "stop", timeline: bool = True, gap_s: float = 0.0
+        self,
+        words: Iterable[str] = WORDS,
+        *,
+        finish: str = "stop",
+        timeline: bool = True,
+        gap_s: float = 0.0,
     ) -> None:
         """A well-behaved answer, as the embedded engine gives it."""
         self.note("TOKENIZED", prompt_tokens=PROMPT_TOKENS)
@@ -130,7 +153,15 @@ class EngineCall:
         self.note("CHUNK", tokens=8)
         await self.head()
         if self.chat:
-            await self.event(self.chunk({"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}))
+            await self.event(
+                self.chunk(
+                    {
+                        "index": 0,
+                        "delta": {"role": "assistant", "content": ""},
+                        "finish_reason": None,
+                    }
+                )
+            )
         first = True
         for word in words:
             if first:
@@ -151,7 +182,12 @@ class EngineCall:
 
     async def refuse(self, status: int, message: str = "no", **headers: str) -> None:
         await self.head(status, "application/json", **headers)
-        error = {"message": message, "type": "invalid_request_error", "param": None, "code": "engine_code"}
+        error = {
+            "message": message,
+            "type": "invalid_request_error",
+            "param": None,
+            "code": "engine_code",
+        }
         await self.raw(json.dumps({"error": error}).encode())
         await self.end()
 
@@ -259,14 +295,25 @@ class FakeSnapshots:
 
 class FakeLive:
     def load(self, replica_id: str) -> ReplicaLoad | None:
-        return ReplicaLoad(at=time.time(), running=2, waiting=0, kv_usage=0.25, free_blocks=75, steps=9)
+        return ReplicaLoad(
+            at=time.time(), running=2, waiting=0, kv_usage=0.25, free_blocks=75, steps=9
+        )
 
 
 def replica(path: Path, number: int = 1, **changes: Any) -> Replica:
     facts: dict[str, Any] = {
-        "id": f"replica-{number}", "name": f"tiny r{number}", "deployment_id": "deployment-1",
-        "deployment_name": "tiny-cpu", "state": "ready", "engine": "embedded", "engine_version": "0.1.0",
-        "runtime": "embedded 0.1.0", "device": "cpu", "epoch": 1, "uds": str(path), "served_name": "engine-tiny",
+        "id": f"replica-{number}",
+        "name": f"tiny r{number}",
+        "deployment_id": "deployment-1",
+        "deployment_name": "tiny-cpu",
+        "state": "ready",
+        "engine": "embedded",
+        "engine_version": "0.1.0",
+        "runtime": "embedded 0.1.0",
+        "device": "cpu",
+        "epoch": 1,
+        "uds": str(path),
+        "served_name": "engine-tiny",
         "max_num_seqs": 8,
     }
     return Replica(**(facts | changes))
@@ -274,15 +321,22 @@ def replica(path: Path, number: int = 1, **changes: Any) -> Replica:
 
 def principal(tenant: str = "tenant-1", **changes: Any) -> Principal:
     facts: dict[str, Any] = {
-        "key_id": f"key-of-{tenant}", "key_name": "test", "tenant_id": tenant, "tenant_name": tenant.title()
+        "key_id": f"key-of-{tenant}",
+        "key_name": "test",
+        "tenant_id": tenant,
+        "tenant_name": tenant.title(),
     }
     return Principal(**(facts | changes))
 
 
 def route(**changes: Any) -> Route:
     facts: dict[str, Any] = {
-        "id": "route-1", "name": MODEL, "deployment_ids": ("deployment-1",), "created": 1_700_000_000,
-        "max_model_len": 8192, "price_version": 7,
+        "id": "route-1",
+        "name": MODEL,
+        "deployment_ids": ("deployment-1",),
+        "created": 1_700_000_000,
+        "max_model_len": 8192,
+        "price_version": 7,
     }
     return Route(**(facts | changes))
 
@@ -308,7 +362,9 @@ def snapshot(replicas: Iterable[Replica], **route_changes: Any) -> Snapshot:
 class Stack:
     """A gateway with a port, its journal, and the engines behind it."""
 
-    def __init__(self, root: Path, engines: list[FakeEngine], snapshots: FakeSnapshots, **settings: Any) -> None:
+    def __init__(
+        self, root: Path, engines: list[FakeEngine], snapshots: FakeSnapshots, **settings: Any
+    ) -> None:
         self.engines = engines
         self.snapshots = snapshots
         self.settings = GatewaySettings(
@@ -363,22 +419,36 @@ class Stack:
 
 @contextlib.asynccontextmanager
 async def running(
-    root: Path, *, engines: int = 1, replica_changes: dict[str, Any] | None = None,
-    route_changes: dict[str, Any] | None = None, **settings: Any,
+    root: Path,
+    *,
+    engines: int = 1,
+    replica_changes: dict[str, Any] | None = None,
+    route_changes: dict[str, Any] | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Stack]:
     """Start engines, gateway and server; stop them in the right order."""
     fakes = [FakeEngine(root / f"engine-{number}.sock") for number in range(1, engines + 1)]
     for fake in fakes:
         await fake.start()
-    replicas = [replica(f.path, number, **(replica_changes or {})) for number, f in enumerate(fakes, 1)]
-    stack = Stack(root, fakes, FakeSnapshots(snapshot(replicas, **(route_changes or {}))), **settings)
+    replicas = [
+        replica(f.path, number, **(replica_changes or {})) for number, f in enumerate(fakes, 1)
+    ]
+    stack = Stack(
+        root, fakes, FakeSnapshots(snapshot(replicas, **(route_changes or {}))), **settings
+    )
     await stack.gateway.startup()
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     stack.port = listener.getsockname()[1]
     config = uvicorn.Config(
-        stack.gateway.http, lifespan="off", log_config=None, access_log=False, http="httptools", ws="none",
-        interface="asgi3", proxy_headers=False,
+        stack.gateway.http,
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        http="httptools",
+        ws="none",
+        interface="asgi3",
+        proxy_headers=False,
     )
     server = uvicorn.Server(config)
     config.load()

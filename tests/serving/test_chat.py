@@ -43,17 +43,26 @@ async def test_a_stream_has_openais_shape(stack: Stack, client: httpx.AsyncClien
     *chunks, done = events(response.text)
     assert done == "[DONE]"
     assert {(c["id"], c["created"], c["model"], c["object"]) for c in chunks} == {
-        ("chatcmpl-" + response.headers["x-request-id"], chunks[0]["created"], MODEL, "chat.completion.chunk")
+        (
+            "chatcmpl-" + response.headers["x-request-id"],
+            chunks[0]["created"],
+            MODEL,
+            "chat.completion.chunk",
+        )
     }
     assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
     assert all("role" not in c["choices"][0]["delta"] for c in chunks[1:])
-    assert [c["choices"][0]["finish_reason"] for c in chunks] == [None] * (len(chunks) - 1) + ["stop"]
+    assert [c["choices"][0]["finish_reason"] for c in chunks] == [None] * (len(chunks) - 1) + [
+        "stop"
+    ]
     assert chunks[-1]["choices"][0]["delta"] == {}
     assert text_of(chunks) == ANSWER
     assert all("usage" not in c and "fanlight" not in c for c in chunks)
 
 
-async def test_usage_is_streamed_only_where_asked_for(stack: Stack, client: httpx.AsyncClient) -> None:
+async def test_usage_is_streamed_only_where_asked_for(
+    stack: Stack, client: httpx.AsyncClient
+) -> None:
     body = chat(stream=True, stream_options={"include_usage": True})
     *chunks, usage, done = events((await client.post("/v1/chat/completions", json=body)).text)
     assert all(c["usage"] is None for c in chunks)
@@ -64,7 +73,9 @@ async def test_usage_is_streamed_only_where_asked_for(stack: Stack, client: http
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_completions(stack: Stack, client: httpx.AsyncClient, stream: bool) -> None:
-    response = await client.post("/v1/completions", json={"model": MODEL, "prompt": "The", "stream": stream})
+    response = await client.post(
+        "/v1/completions", json={"model": MODEL, "prompt": "The", "stream": stream}
+    )
     if stream:
         *chunks, done = events(response.text)
         assert done == "[DONE]"
@@ -82,8 +93,16 @@ async def test_what_the_engine_gets(stack: Stack, client: httpx.AsyncClient, str
     """Always a stream with usage; identity from us; stop strings stay here."""
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
     body = chat(
-        stream=stream, stop=["###"], user="u-1", temperature=0.5, top_k=5, max_tokens=9, max_completion_tokens=7,
-        metadata={"a": "b"}, store=True, service_tier="auto",
+        stream=stream,
+        stop=["###"],
+        user="u-1",
+        temperature=0.5,
+        top_k=5,
+        max_tokens=9,
+        max_completion_tokens=7,
+        metadata={"a": "b"},
+        store=True,
+        service_tier="auto",
         messages=[{"role": "developer", "content": "Be brief."}, {"role": "user", "content": None}],
     )
     headers = {"traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
@@ -109,20 +128,33 @@ async def test_what_the_engine_gets(stack: Stack, client: httpx.AsyncClient, str
 
 async def test_the_record_of_an_answer(stack: Stack, client: httpx.AsyncClient) -> None:
     headers = {"x-request-id": "mine"}
-    response = await client.post("/v1/chat/completions", json=chat(stream=True, user="u-1"), headers=headers)
+    response = await client.post(
+        "/v1/chat/completions", json=chat(stream=True, user="u-1"), headers=headers
+    )
     entry = await stack.the_settled()
     usage, record, detail = entry.usage, entry.record, entry.detail
     assert usage is not None
     assert usage.id == record.id == detail.id == response.headers["x-request-id"]
     assert (usage.outcome, usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens) == (
-        "ok", PROMPT_TOKENS, CACHED_TOKENS, len(WORDS)
+        "ok",
+        PROMPT_TOKENS,
+        CACHED_TOKENS,
+        len(WORDS),
     )
     assert (usage.tenant_id, usage.key_id, usage.model, usage.price_version) == (
-        "tenant-1", "key-of-tenant-1", MODEL, 7
+        "tenant-1",
+        "key-of-tenant-1",
+        MODEL,
+        7,
     )
     assert record.client_request_id == "mine"
     assert record.end_user == apikey.end_user("tenant-1", "u-1", SECRET)
-    assert (record.replica_id, record.device, record.status, record.attempts) == ("replica-1", "cpu", 200, 1)
+    assert (record.replica_id, record.device, record.status, record.attempts) == (
+        "replica-1",
+        "cpu",
+        200,
+        1,
+    )
     assert record.finish_reason == "stop"
     assert record.ttft_us is not None and 0 < record.ttft_us <= record.duration_us
     assert detail.clock == "shared"
@@ -134,7 +166,9 @@ async def test_the_record_of_an_answer(stack: Stack, client: httpx.AsyncClient) 
     assert "France" not in str(detail)
 
 
-async def test_the_same_client_request_id_twice_is_two_requests(stack: Stack, client: httpx.AsyncClient) -> None:
+async def test_the_same_client_request_id_twice_is_two_requests(
+    stack: Stack, client: httpx.AsyncClient
+) -> None:
     for _ in range(2):
         await client.post("/v1/chat/completions", json=chat(), headers={"x-request-id": "same"})
     first, second = await stack.settled()
@@ -158,14 +192,17 @@ async def test_several_choices_interleave_and_close_each_for_itself(
     stack.engine.script = script
     body = (await client.post("/v1/chat/completions", json=chat(n=2))).json()
     assert [(c["index"], c["message"]["content"], c["finish_reason"]) for c in body["choices"]] == [
-        (0, "ab", "length"), (1, "xy", "length")
+        (0, "ab", "length"),
+        (1, "xy", "length"),
     ]
     stream = events((await client.post("/v1/chat/completions", json=chat(n=2, stream=True))).text)
     assert (text_of(stream, 0), text_of(stream, 1)) == ("ab", "xy")
     assert [e.usage.completion_tokens for e in await stack.settled() if e.usage] == [4, 4]
 
 
-async def test_text_in_the_finish_chunk_is_split_from_it(stack: Stack, client: httpx.AsyncClient) -> None:
+async def test_text_in_the_finish_chunk_is_split_from_it(
+    stack: Stack, client: httpx.AsyncClient
+) -> None:
     async def script(call: EngineCall) -> None:
         await call.head()
         call.sent_tokens = 1
@@ -181,9 +218,16 @@ async def test_text_in_the_finish_chunk_is_split_from_it(stack: Stack, client: h
     assert text_of(chunks) == "end"
 
 
-async def test_tool_call_parts_are_relayed_and_put_together(stack: Stack, client: httpx.AsyncClient) -> None:
+async def test_tool_call_parts_are_relayed_and_put_together(
+    stack: Stack, client: httpx.AsyncClient
+) -> None:
     parts = [
-        {"index": 0, "id": "call_1", "type": "function", "function": {"name": "weather", "arguments": ""}},
+        {
+            "index": 0,
+            "id": "call_1",
+            "type": "function",
+            "function": {"name": "weather", "arguments": ""},
+        },
         {"index": 0, "function": {"arguments": '{"city": "Pa'}},
         {"index": 0, "function": {"arguments": 'ris"}'}},
     ]
@@ -202,15 +246,23 @@ async def test_tool_call_parts_are_relayed_and_put_together(stack: Stack, client
     message = body["choices"][0]["message"]
     assert message["content"] is None
     assert message["tool_calls"] == [
-        {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}
+        {
+            "id": "call_1",
+            "type": "function",
+            "function": {"name": "weather", "arguments": '{"city": "Paris"}'},
+        }
     ]
     assert body["choices"][0]["finish_reason"] == "tool_calls"
-    stream = events((await client.post("/v1/chat/completions", json=chat(tools=tools, stream=True))).text)
+    stream = events(
+        (await client.post("/v1/chat/completions", json=chat(tools=tools, stream=True))).text
+    )
     relayed = [c["choices"][0]["delta"]["tool_calls"][0] for c in stream[1:-2]]
     assert relayed == parts
 
 
-async def test_characters_split_over_reads_arrive_whole(stack: Stack, client: httpx.AsyncClient) -> None:
+async def test_characters_split_over_reads_arrive_whole(
+    stack: Stack, client: httpx.AsyncClient
+) -> None:
     word = "日本語🙂é"
 
     async def script(call: EngineCall) -> None:
@@ -218,7 +270,11 @@ async def test_characters_split_over_reads_arrive_whole(stack: Stack, client: ht
 
         await call.head()
         call.sent_tokens = 1
-        data = b"data: " + json.dumps(call.chunk(call.choice(word)), ensure_ascii=False).encode() + b"\r\n\r\n"
+        data = (
+            b"data: "
+            + json.dumps(call.chunk(call.choice(word)), ensure_ascii=False).encode()
+            + b"\r\n\r\n"
+        )
         for at in range(len(data)):
             await call.raw(data[at : at + 1])
         await call.finish()
@@ -256,7 +312,9 @@ async def test_connections_are_reused(stack: Stack, client: httpx.AsyncClient) -
     assert stack.engine.connections == 1
 
 
-async def test_a_restarted_replica_gets_new_connections(stack: Stack, client: httpx.AsyncClient) -> None:
+async def test_a_restarted_replica_gets_new_connections(
+    stack: Stack, client: httpx.AsyncClient
+) -> None:
     from tests.serving.fakes import replica
 
     await client.post("/v1/chat/completions", json=chat())

@@ -123,7 +123,9 @@ async def test_leaving_while_sending_the_body_never_reaches_an_engine(stack: Sta
     assert stack.engine.calls == []
 
 
-async def test_leaving_while_waiting_between_attempts(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_leaving_while_waiting_between_attempts(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def die(call: EngineCall) -> None:
         call.die()
 
@@ -241,8 +243,16 @@ async def test_a_server_that_cancels_its_task_still_settles(stack: Stack) -> Non
     """As uvicorn does when it is told to stop at once."""
     stack.engine.script = endless
     headers = [(b"authorization", f"Bearer {KEY}".encode()), (b"content-type", b"application/json")]
-    scope = {"type": "http", "method": "POST", "path": CHAT, "headers": headers, "client": ("127.0.0.1", 1)}
-    asked = [{"type": "http.request", "body": json.dumps(chat(stream=True)).encode(), "more_body": False}]
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": CHAT,
+        "headers": headers,
+        "client": ("127.0.0.1", 1),
+    }
+    asked = [
+        {"type": "http.request", "body": json.dumps(chat(stream=True)).encode(), "more_body": False}
+    ]
     sent: list[object] = []
 
     async def receive() -> dict[str, object]:
@@ -265,7 +275,9 @@ async def test_a_server_that_cancels_its_task_still_settles(stack: Stack) -> Non
     await (await stack.engine.call()).until_closed()
 
 
-async def test_a_client_may_pipeline_requests_on_one_connection(stack: Stack, client: httpx.AsyncClient) -> None:
+async def test_a_client_may_pipeline_requests_on_one_connection(
+    stack: Stack, client: httpx.AsyncClient
+) -> None:
     for stream in (True, False, True):
         assert (await client.post(CHAT, json=chat(stream=stream))).status_code == 200
     assert [e.record.outcome for e in await stack.settled()] == ["ok"] * 3

@@ -53,7 +53,9 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
 async def test_a_bad_key_is_401_and_only_counted(
     stack: Stack, client: httpx.AsyncClient, key: str | None, says: str
 ) -> None:
-    headers = {"Authorization": f"Bearer {key}"} if key is not None else {"Authorization": "Basic abc"}
+    headers = (
+        {"Authorization": f"Bearer {key}"} if key is not None else {"Authorization": "Basic abc"}
+    )
     response = await client.post(CHAT, json=chat(), headers=headers)
     assert response.status_code == 401
     error = error_of(response)
@@ -98,8 +100,17 @@ BAD_BODIES: list[tuple[Any, int, str, str | None]] = [
     (chat(messages=[{"content": "x"}]), 400, "missing_required_parameter", "messages[0].role"),
     (chat(messages=[{"role": "user", "content": 3}]), 400, "invalid_value", "messages[0].content"),
     (
-        chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]),
-        400, "unsupported_content", "messages[0].content[0].type",
+        chat(
+            messages=[
+                {
+                    "role": "user",
+                    "content": [{"type": "image_url", "image_url": {"url": "http://x"}}],
+                }
+            ]
+        ),
+        400,
+        "unsupported_content",
+        "messages[0].content[0].type",
     ),
     (chat(temperature=2.5), 400, "invalid_value", "temperature"),
     (chat(temperature="hot"), 400, "invalid_value", "temperature"),
@@ -113,16 +124,33 @@ BAD_BODIES: list[tuple[Any, int, str, str | None]] = [
     (chat(top_logprobs=3), 400, "invalid_request", "top_logprobs"),
     (chat(response_format={"type": "poem"}), 400, "invalid_value", "response_format.type"),
     (chat(stream_options={"include_usage": True}), 400, "invalid_request", "stream_options"),
-    (chat(stream=True, stream_options={"other": 1}), 400, "unknown_parameter", "stream_options.other"),
+    (
+        chat(stream=True, stream_options={"other": 1}),
+        400,
+        "unknown_parameter",
+        "stream_options.other",
+    ),
     (chat(frobnicate=1), 400, "unknown_parameter", "frobnicate"),
     *[
         (chat(**{field: 1}), 400, "forbidden_parameter", field)
-        for field in ("cache_salt", "priority", "request_id", "kv_transfer_params", "vllm_xargs", "chat_template")
+        for field in (
+            "cache_salt",
+            "priority",
+            "request_id",
+            "kv_transfer_params",
+            "vllm_xargs",
+            "chat_template",
+        )
     ],
     (chat(prompt_logprobs=1), 400, "forbidden_parameter", "prompt_logprobs"),
     (chat(model="nothing"), 404, "model_not_found", "model"),
     (chat(max_tokens=9000), 400, "context_length_exceeded", "max_tokens"),
-    (chat(messages=[{"role": "user", "content": "x" * 200_000}]), 400, "context_length_exceeded", "messages"),
+    (
+        chat(messages=[{"role": "user", "content": "x" * 200_000}]),
+        400,
+        "context_length_exceeded",
+        "messages",
+    ),
 ]
 
 
@@ -131,26 +159,50 @@ async def test_a_bad_body_names_the_field_and_leaves_a_zero_record(
     stack: Stack, client: httpx.AsyncClient, body: Any, status: int, code: str, param: str | None
 ) -> None:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    response = await client.post(CHAT, content=content, headers={"content-type": "application/json"})
+    response = await client.post(
+        CHAT, content=content, headers={"content-type": "application/json"}
+    )
     error = error_of(response)
     assert (response.status_code, error["code"], error["param"]) == (status, code, param)
     entry = await stack.the_settled()
     assert entry.usage is not None
-    assert (entry.record.outcome, entry.record.status, entry.record.code) == ("rejected", status, code)
+    assert (entry.record.outcome, entry.record.status, entry.record.code) == (
+        "rejected",
+        status,
+        code,
+    )
     assert entry.usage.prompt_tokens == entry.usage.completion_tokens == 0
     assert stack.engine.calls == []
 
 
-async def test_documented_fields_without_effect_are_accepted(stack: Stack, client: httpx.AsyncClient) -> None:
+async def test_documented_fields_without_effect_are_accepted(
+    stack: Stack, client: httpx.AsyncClient
+) -> None:
     harmless = {
-        "user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "parallel_tool_calls": True,
-        "prediction": None, "safety_identifier": "s", "prompt_cache_key": "k", "verbosity": "low",
-        "reasoning_effort": "low", "modalities": ["text"], "temperature": None, "stop": None, "seed": None,
+        "user": "u",
+        "metadata": {"a": "b"},
+        "store": False,
+        "service_tier": "auto",
+        "parallel_tool_calls": True,
+        "prediction": None,
+        "safety_identifier": "s",
+        "prompt_cache_key": "k",
+        "verbosity": "low",
+        "reasoning_effort": "low",
+        "modalities": ["text"],
+        "temperature": None,
+        "stop": None,
+        "seed": None,
     }
     response = await client.post(CHAT, json=chat(**harmless))
     assert response.status_code == 200
     assert set((await stack.engine.call()).body) == {
-        "model", "messages", "stream", "stream_options", "request_id", "cache_salt"
+        "model",
+        "messages",
+        "stream",
+        "stream_options",
+        "request_id",
+        "cache_salt",
     }
 
 
@@ -171,7 +223,9 @@ async def test_another_content_type_is_415(stack: Stack, client: httpx.AsyncClie
 
 async def test_a_body_over_the_limit_is_413(root: Any) -> None:
     async with running(root, max_body_bytes=1000) as stack, connected(stack) as client:
-        response = await client.post(CHAT, json=chat(messages=[{"role": "user", "content": "x" * 2000}]))
+        response = await client.post(
+            CHAT, json=chat(messages=[{"role": "user", "content": "x" * 2000}])
+        )
         assert response.status_code == 413
         assert error_of(response)["code"] == "request_too_large"
 
@@ -179,7 +233,9 @@ async def test_a_body_over_the_limit_is_413(root: Any) -> None:
             yield b"x" * 800
             yield b"x" * 800
 
-        response = await client.post(CHAT, content=chunked(), headers={"content-type": "application/json"})
+        response = await client.post(
+            CHAT, content=chunked(), headers={"content-type": "application/json"}
+        )
         assert response.status_code == 413
 
 
@@ -199,18 +255,25 @@ async def test_models_say_how_long_their_context_is(client: httpx.AsyncClient) -
     assert one["object"] == "model" and one["max_model_len"] == 8192
 
 
-async def test_a_stale_configuration_is_503_never_401(stack: Stack, client: httpx.AsyncClient) -> None:
+async def test_a_stale_configuration_is_503_never_401(
+    stack: Stack, client: httpx.AsyncClient
+) -> None:
     stack.snapshots.change(taken_at=time.time() - 901, keys={})
     response = await client.post(CHAT, json=chat())
     assert response.status_code == 503
     assert error_of(response)["code"] == "configuration_stale"
     assert response.headers["retry-after"].isdecimal()
-    assert (await client.get("/readyz")).json() == {"ready": False, "reasons": ["configuration_stale"]}
+    assert (await client.get("/readyz")).json() == {
+        "ready": False,
+        "reasons": ["configuration_stale"],
+    }
     assert (await client.get("/healthz")).status_code == 200
 
 
 @pytest.mark.parametrize("state", ["starting", "draining", "stopped"])
-async def test_no_ready_replica_is_503_and_says_why(stack: Stack, client: httpx.AsyncClient, state: str) -> None:
+async def test_no_ready_replica_is_503_and_says_why(
+    stack: Stack, client: httpx.AsyncClient, state: str
+) -> None:
     stack.snapshots.change(replicas={"replica-1": replica(stack.engine.path, state=state)})
     response = await client.post(CHAT, json=chat())
     assert response.status_code == 503
@@ -243,7 +306,9 @@ async def test_too_many_in_flight_is_503(root: Any) -> None:
 
 
 @pytest.mark.parametrize("status", [400, 422, 429])
-async def test_the_engines_refusal_is_passed_on(stack: Stack, client: httpx.AsyncClient, status: int) -> None:
+async def test_the_engines_refusal_is_passed_on(
+    stack: Stack, client: httpx.AsyncClient, status: int
+) -> None:
     async def refuse(call: EngineCall) -> None:
         await call.refuse(status, "too odd")
 
@@ -252,13 +317,18 @@ async def test_the_engines_refusal_is_passed_on(stack: Stack, client: httpx.Asyn
         response = await client.post(CHAT, json=chat(stream=stream))
         assert response.status_code == status
         assert error_of(response) == {
-            "message": "too odd", "type": "invalid_request_error", "param": None, "code": "engine_code"
+            "message": "too odd",
+            "type": "invalid_request_error",
+            "param": None,
+            "code": "engine_code",
         }
     assert len(stack.engine.calls) == 2  # not tried again
     assert {e.record.outcome for e in await stack.settled()} == {"rejected"}
 
 
-async def test_a_full_engine_is_503_with_its_retry_after(stack: Stack, client: httpx.AsyncClient) -> None:
+async def test_a_full_engine_is_503_with_its_retry_after(
+    stack: Stack, client: httpx.AsyncClient
+) -> None:
     async def full(call: EngineCall) -> None:
         await call.refuse(503, "full", **{"Retry-After": "7"})
 
@@ -283,11 +353,18 @@ async def test_a_failing_engine_is_502_after_three_attempts(
     response = await client.post(CHAT, json=chat(stream=stream))
     assert (response.status_code, error_of(response)["code"]) == (502, "engine_error")
     entry = await stack.the_settled()
-    assert (entry.record.outcome, entry.record.attempts, len(entry.detail.attempts)) == ("error", 3, 3)
+    assert (entry.record.outcome, entry.record.attempts, len(entry.detail.attempts)) == (
+        "error",
+        3,
+        3,
+    )
 
 
 async def test_a_bug_is_500_with_a_traceback_in_the_log_only(
-    stack: Stack, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    stack: Stack,
+    client: httpx.AsyncClient,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def broken(*_: object) -> None:
         raise ZeroDivisionError("some bug")

@@ -23,7 +23,11 @@ async def dies_at_once(call: EngineCall) -> None:
 
 async def dies_after_the_head(call: EngineCall) -> None:
     await call.head()
-    await call.event(call.chunk({"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}))
+    await call.event(
+        call.chunk(
+            {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+        )
+    )
     call.die()
 
 
@@ -62,20 +66,34 @@ async def fails(call: EngineCall) -> None:
     await call.refuse(500)
 
 
-EARLY = [dies_at_once, dies_after_the_head, sends_nonsense, reports_an_error, ends_without_a_finish, is_no_stream,
-         gives_up, fails]
+EARLY = [
+    dies_at_once,
+    dies_after_the_head,
+    sends_nonsense,
+    reports_an_error,
+    ends_without_a_finish,
+    is_no_stream,
+    gives_up,
+    fails,
+]
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("fault", EARLY)
-async def test_a_fault_before_the_first_byte_is_tried_elsewhere(root: Path, fault: Script, stream: bool) -> None:
+async def test_a_fault_before_the_first_byte_is_tried_elsewhere(
+    root: Path, fault: Script, stream: bool
+) -> None:
     async with running(root, engines=2) as stack, connected(stack) as client:
         for number, fake in enumerate(stack.engines):
             fake.script = fault if number == 0 else well
         for _ in range(2):  # whichever turn it is, one of them meets the broken engine first
             response = await client.post(CHAT, json=chat(stream=stream))
             assert response.status_code == 200
-            text = text_of(events(response.text)) if stream else response.json()["choices"][0]["message"]["content"]
+            text = (
+                text_of(events(response.text))
+                if stream
+                else response.json()["choices"][0]["message"]["content"]
+            )
             assert text == "".join(WORDS)
         entries = await stack.settled()
         assert sorted(e.record.attempts for e in entries) == [1, 2]
@@ -101,9 +119,10 @@ async def test_one_replica_is_tried_again_where_there_is_no_other(
     response = await client.post(CHAT, json=chat(stream=stream))
     assert response.status_code == 200
     assert (await stack.the_settled()).record.attempts == 2
-    assert 'fanlight_retries_total{reason="engine_unreachable",replica="replica-1"} 1.0' in (
-        await client.get("/metrics")
-    ).text
+    assert (
+        'fanlight_retries_total{reason="engine_unreachable",replica="replica-1"} 1.0'
+        in (await client.get("/metrics")).text
+    )
 
 
 async def test_an_engine_that_is_away_is_502(stack: Stack, client: httpx.AsyncClient) -> None:
@@ -114,7 +133,11 @@ async def test_an_engine_that_is_away_is_502(stack: Stack, client: httpx.AsyncCl
     assert str(stack.engine.path) not in response.text
     entry = await stack.the_settled()
     assert entry.usage is not None
-    assert (entry.record.outcome, entry.usage.prompt_tokens, entry.usage.completion_tokens) == ("error", 0, 0)
+    assert (entry.record.outcome, entry.usage.prompt_tokens, entry.usage.completion_tokens) == (
+        "error",
+        0,
+        0,
+    )
 
 
 async def dies_in_the_middle(call: EngineCall) -> None:
@@ -156,7 +179,9 @@ async def test_without_streaming_no_byte_was_sent_and_it_is_tried_again(
     assert entry.usage is not None and entry.usage.completion_tokens == len(WORDS)
 
 
-async def test_a_failed_answer_that_nobody_saw_is_not_billed(stack: Stack, client: httpx.AsyncClient) -> None:
+async def test_a_failed_answer_that_nobody_saw_is_not_billed(
+    stack: Stack, client: httpx.AsyncClient
+) -> None:
     stack.engine.script = dies_in_the_middle
     assert (await client.post(CHAT, json=chat())).status_code == 502
     entry = await stack.the_settled()
@@ -164,7 +189,9 @@ async def test_a_failed_answer_that_nobody_saw_is_not_billed(stack: Stack, clien
     assert entry.detail.engine["completion_tokens"] == 3  # a failure cost, still to be seen
 
 
-async def test_a_missing_done_after_the_finish_is_no_fault(stack: Stack, client: httpx.AsyncClient) -> None:
+async def test_a_missing_done_after_the_finish_is_no_fault(
+    stack: Stack, client: httpx.AsyncClient
+) -> None:
     async def script(call: EngineCall) -> None:
         await call.head()
         await call.token("all")
@@ -199,7 +226,10 @@ async def test_a_stall_in_the_middle_ends_a_stream_with_an_error(root: Path) -> 
         await call.token("some")
         await call.until_closed()
 
-    async with running(root, route_changes={"first_token_deadline_s": 0.15}) as stack, connected(stack) as client:
+    async with (
+        running(root, route_changes={"first_token_deadline_s": 0.15}) as stack,
+        connected(stack) as client,
+    ):
         stack.engine.script = stall
         *_, last = events((await client.post(CHAT, json=chat(stream=True))).text)
         assert last["error"]["code"] == "deadline_exceeded"
@@ -215,7 +245,10 @@ async def test_the_deadline_without_streaming_says_to_stream_and_bills(root: Pat
             await call.token("word ")
             await asyncio.sleep(0.02)
 
-    async with running(root, route_changes={"deadline_s": 0.2}) as stack, connected(stack) as client:
+    async with (
+        running(root, route_changes={"deadline_s": 0.2}) as stack,
+        connected(stack) as client,
+    ):
         stack.engine.script = slow
         response = await client.post(CHAT, json=chat())
         assert response.status_code == 504
@@ -229,6 +262,7 @@ async def test_the_deadline_without_streaming_says_to_stream_and_bills(root: Pat
 
 async def test_load_spreads_over_ready_replicas(root: Path) -> None:
     async with running(root, engines=3) as stack, connected(stack) as client:
+
         async def slow(call: EngineCall) -> None:
             await call.say(gap_s=0.01)
 
@@ -238,7 +272,9 @@ async def test_load_spreads_over_ready_replicas(root: Path) -> None:
         assert [len(fake.calls) for fake in stack.engines] == [3, 3, 3]
 
 
-async def test_every_settled_request_frees_its_place(stack: Stack, client: httpx.AsyncClient) -> None:
+async def test_every_settled_request_frees_its_place(
+    stack: Stack, client: httpx.AsyncClient
+) -> None:
     for script in (*EARLY, well):
         stack.engine.script = script
         await client.post(CHAT, json=chat())

@@ -41,7 +41,12 @@ async def test_a_stop_over_several_chunks_does_not_leak_and_aborts(
     if stream:
         chunks = events(response.text)[:-1]
         assert text_of(chunks) == "Hello "
-        assert chunks[-1]["choices"][0] == {"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop"}
+        assert chunks[-1]["choices"][0] == {
+            "index": 0,
+            "delta": {},
+            "logprobs": None,
+            "finish_reason": "stop",
+        }
     else:
         choice = response.json()["choices"][0]
         assert (choice["message"]["content"], choice["finish_reason"]) == ("Hello ", "stop")
@@ -55,14 +60,18 @@ async def test_a_stop_over_several_chunks_does_not_leak_and_aborts(
     assert 4 <= entry.usage.completion_tokens <= call.sent_tokens
 
 
-async def test_a_tail_that_only_looked_like_a_stop_is_shown(stack: Stack, client: httpx.AsyncClient) -> None:
+async def test_a_tail_that_only_looked_like_a_stop_is_shown(
+    stack: Stack, client: httpx.AsyncClient
+) -> None:
     stack.engine.script = saying("a", "#", "#")
     *chunks, _ = events((await client.post(CHAT, json=chat(stream=True, stop=["###", "zz"]))).text)
     assert text_of(chunks) == "a##"
     assert chunks[-1]["choices"][0]["delta"] == {}
 
 
-async def test_nothing_before_the_stop_gives_an_empty_answer(stack: Stack, client: httpx.AsyncClient) -> None:
+async def test_nothing_before_the_stop_gives_an_empty_answer(
+    stack: Stack, client: httpx.AsyncClient
+) -> None:
     stack.engine.script = endless_after("STOP")
     body = (await client.post(CHAT, json=chat(stop=["STOP"]))).json()
     assert body["choices"][0]["message"]["content"] == ""
@@ -96,12 +105,16 @@ async def test_stops_in_completions_and_characters_of_several_bytes(
     assert (await client.post("/v1/completions", json=body)).json()["choices"][0]["text"] == "日"
 
 
-async def test_logprobs_wait_for_the_text_they_belong_to(stack: Stack, client: httpx.AsyncClient) -> None:
+async def test_logprobs_wait_for_the_text_they_belong_to(
+    stack: Stack, client: httpx.AsyncClient
+) -> None:
     async def script(call: EngineCall) -> None:
         await call.head()
         for word in ("a", "#", "b"):
             call.sent_tokens += 1
-            logprobs = {"content": [{"token": word, "logprob": -1.0, "bytes": None, "top_logprobs": []}]}
+            logprobs = {
+                "content": [{"token": word, "logprob": -1.0, "bytes": None, "top_logprobs": []}]
+            }
             await call.event(call.chunk(call.choice(word) | {"logprobs": logprobs}))
         await call.finish()
 

@@ -1,0 +1,107 @@
+"""The waterfall of a real request: covered, bounded, and each injected delay seen in its own phase only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+
+from serving.port import Settled
+from serving.telemetry.record import MAX_DETAIL_BYTES
+from tests.serving.conftest import chat, connected
+from tests.serving.fakes import EngineCall, Stack, running
+
+CHAT = "/v1/chat/completions"
+DELAY_S = 0.15
+GATEWAY_PHASES = ("receive", "auth", "admission", "routing", "connect", "deliver", "settle")
+
+
+async def slow(call: EngineCall) -> None:
+    await call.say(gap_s=0.02)
+
+
+def lengths(entry: Settled) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for name, start, end, _ in entry.detail.phases:
+        found[name] = found.get(name, 0) + end - start
+    return found
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_phases_cover_the_request(
+    stack: Stack, client: httpx.AsyncClient, stream: bool
+) -> None:
+    stack.engine.script = slow
+    await client.post(CHAT, json=chat(stream=stream))
+    entry = await stack.the_settled()
+    assert entry.record.unattributed_us <= 0.05 * entry.record.duration_us
+    assert list(lengths(entry)) == [
+        "auth",
+        "receive",
+        "admission",
+        "routing",
+        "connect",
+        "tokenize",
+        "engine_queue",
+        "prefill",
+        "decode",
+        "deliver",
+        "settle",
+    ]
+    times = [t for _, _, t, _ in entry.detail.events]
+    assert times == sorted(times)
+    assert {who for who, *_ in entry.detail.events} == {"gateway", "engine"}
+
+
+@pytest.mark.parametrize("phase", GATEWAY_PHASES)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_delay_is_seen_in_its_own_phase_and_no_other(
+    root: Path, phase: str, stream: bool
+) -> None:
+    async with running(root, fault_delays={phase: DELAY_S}) as stack, connected(stack) as client:
+        await client.post(CHAT, json=chat(stream=stream))
+        found = lengths(await stack.the_settled())
+        assert found.pop(phase) >= DELAY_S * 1e6
+        assert all(length < DELAY_S * 1e6 / 2 for length in found.values()), found
+
+
+async def test_a_detail_stays_small_and_says_what_it_left_out(
+    stack: Stack, client: httpx.AsyncClient
+) -> None:
+    async def talkative(call: EngineCall) -> None:
+        for step in range(300):
+            call.note("PREEMPTED", step=step)
+        await call.say([f"w{number}" for number in range(4000)])
+
+    stack.engine.script = talkative
+    await client.post(CHAT, json=chat(stream=True))
+    entry = await stack.the_settled()
+    assert len(msgspec.msgpack.encode(entry.detail)) <= MAX_DETAIL_BYTES
+    assert len(entry.detail.gaps) + entry.detail.gaps_dropped == 3999
+    assert entry.usage is not None and entry.usage.completion_tokens == 4000
+
+
+async def test_gaps_alone_are_cut_to_fit(stack: Stack, client: httpx.AsyncClient) -> None:
+    async def talkative(call: EngineCall) -> None:
+        await call.say([f"w{number}" for number in range(4000)])
+
+    stack.engine.script = talkative
+    await client.post(CHAT, json=chat(stream=True))
+    detail = (await stack.the_settled()).detail
+    assert len(msgspec.msgpack.encode(detail)) <= MAX_DETAIL_BYTES
+    assert len(detail.gaps) > 500
+
+
+async def test_an_unreadable_timeline_costs_nothing(
+    stack: Stack, client: httpx.AsyncClient
+) -> None:
+    async def odd(call: EngineCall) -> None:
+        await call.head()
+        await call.token("x", fanlight={"events": "none"})
+        await call.finish()
+
+    stack.engine.script = odd
+    assert (await client.post(CHAT, json=chat())).status_code == 200
+    assert (await stack.the_settled()).detail.clock == ""
