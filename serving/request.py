@@ -113,7 +113,7 @@ class Request:
     # while it runs
 
     def cut(self, error: GatewayError) -> None:
-        """End the request from outside; only the first reason counts, and none once all is delivered or it is ending anyway."""
+        """End the request from outside. The first reason counts, and none once all is delivered or it is ending."""
         if self._closing or self.stamps.delivered or self.cut_by is not None or self._task is None:
             return
         self.cut_by = error
