@@ -1,4 +1,4 @@
-"""Clients that leave, read slowly, or are cut by a stop: the engine is aborted at once, and each settles exactly once."""
+"""Clients that leave, read slowly, or are cut by a stop: the engine is aborted, each settles exactly once."""
 
 from __future__ import annotations
 
