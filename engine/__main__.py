@@ -93,7 +93,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Checked before torch is imported, so that a typo is reported at once.
         ours = {k: options.pop(k) for k in list(options) if k in EngineConfig.__slots__}
         config = EngineConfig(**ours)
-        from engine.server.process import ServerConfig, run
+        from engine.server.process import run
+        from engine.server.sockets import ServerConfig
 
         return run(config, ServerConfig(**options))
     except EngineError as error:

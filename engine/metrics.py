@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
@@ -48,6 +49,7 @@ class EngineMetrics:
             "e2e_request_latency_seconds", "From the body's arrival to the end", _SECONDS
         )
         self._last_token: dict[int, int] = {}
+        self._ends: deque[float] = deque(maxlen=64)
 
     def watch(self, core: EngineCore) -> None:
         """Export the core's own counters and gauges too."""
@@ -56,6 +58,11 @@ class EngineMetrics:
     def render(self) -> bytes:
         """The text exposition."""
         return generate_latest(self.registry)
+
+    def finished_per_second(self) -> float:
+        """Rate of ends over the last 64 of them; 0 while too few are known."""
+        ends = tuple(self._ends)
+        return (len(ends) - 1) / (ends[-1] - ends[0]) if len(ends) > 1 else 0.0
 
     def on_step(self, step: Step, seconds: float) -> None:
         """See Observer."""
@@ -75,6 +82,7 @@ class EngineMetrics:
     def on_finish(self, sequence: Sequence) -> None:
         """See Observer."""
         self._last_token.pop(sequence.id, None)
+        self._ends.append(time.monotonic())
         self._span(self._queue, sequence, "QUEUED", "SCHEDULED")
         if sequence.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
             self._span(self._decode, sequence, "FIRST_TOKEN", "FINISHED")

@@ -144,7 +144,10 @@ class Generation:
         if reason is not None:
             raise Overloaded(f"The engine is not healthy: {reason}.", retry_after=10)
         if core.num_waiting + self.request.choices > limit:
-            raise Overloaded(f"{core.num_waiting} requests wait already; the limit is {limit}.")
+            raise Overloaded(
+                f"{core.num_waiting} requests wait already; the limit is {limit}.",
+                self._service.retry_after(),
+            )
 
     def _choice(self, index: int, prompt: list[int], max_tokens: int, root: bytes) -> Choice:
         tokenizer = self._service.tokenizer

@@ -10,32 +10,22 @@ from pathlib import Path
 from typing import Any
 
 from engine import __version__
-from engine.config import EngineConfig
+from engine.boot import Engine
 from engine.core import Deliveries, EngineCore
 from engine.faults import FaultyRunner
 from engine.metrics import EngineMetrics
 from engine.runner import Runner
-from engine.scheduler import Scheduler
-from engine.tokenizer import Tokenizer
 
 
 class Service:
     """One engine behind HTTP. Must be created on the loop that serves."""
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        tokenizer: Tokenizer,
-        scheduler: Scheduler,
-        runner: Runner,
-        max_model_len: int,
-        vocab_size: int,
-        api_key: str | None = None,
-    ) -> None:
+    def __init__(self, engine: Engine, api_key: str | None = None) -> None:
+        config = engine.config
         self.config = config
-        self.tokenizer = tokenizer
-        self.max_model_len = max_model_len
-        self.vocab_size = vocab_size
+        self.tokenizer = engine.tokenizer
+        self.max_model_len = engine.max_model_len
+        self.vocab_size = engine.vocab_size
         self.api_key = api_key
         self.created = int(time.time())
         self.draining = False
@@ -43,9 +33,10 @@ class Service:
         self.metrics = EngineMetrics(config.name)
         self._loop = asyncio.get_running_loop()
         self._ids = itertools.count(1)
+        runner: Runner = engine.runner
         if config.faults:
             runner = FaultyRunner(runner, config.faults)
-        self.core = EngineCore(scheduler, runner, self._deliver, self.metrics)
+        self.core = EngineCore(engine.scheduler, runner, self._deliver, self.metrics)
         self.metrics.watch(self.core)
 
     def next_id(self) -> int:
@@ -86,6 +77,13 @@ class Service:
             "draining": self.draining,
             **core.timing(),
         }
+
+    def retry_after(self) -> int:
+        """Whole seconds, 1 to 60, until today's pace has drained half the queue."""
+        rate = self.metrics.finished_per_second()
+        if rate == 0:
+            return 1
+        return max(1, min(60, round(self.core.num_waiting / 2 / rate)))
 
     def count_undelivered(self, tokens: int) -> None:
         """Tokens generated for a reader that left before it was told of them."""

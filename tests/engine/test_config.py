@@ -10,7 +10,7 @@ import pytest
 from engine.__main__ import main, parse_faults
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from engine.server.process import ServerConfig, open_listener
+from engine.server.sockets import ServerConfig, open_listener
 
 MODEL = Path("m.gguf")
 
