@@ -77,7 +77,7 @@ class Gateway:
         pipeline.stopping = True
         if not await _emptied(pipeline, self._settings.drain_s):
             for request in list(pipeline.in_flight.values()):
-                request.cut(ShuttingDown("The gateway shut down while this request was running."))
+                request.cut(ShuttingDown())
             if not await _emptied(pipeline, _CUT_TIMEOUT_S):
                 log.error(
                     "%d requests would not end; the shipper will settle them",

@@ -179,6 +179,11 @@ class ShuttingDown(UpstreamFailed):
     type = "service_unavailable"
     code = "server_shutting_down"
 
+    def __init__(
+        self, message: str = "The gateway shut down while this request was running."
+    ) -> None:
+        super().__init__(message, retry_after=1)
+
 
 class DeadlineExceeded(GatewayError):
     """Trying again would only run into the same deadline, so clients are told not to."""

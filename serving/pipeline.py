@@ -199,12 +199,11 @@ class Run:
                 await self._attempt(answer)
             except UpstreamFailed as error:
                 request.note_failure(error, time.monotonic_ns())
-                log.warning(
-                    "request %s: attempt %d failed: %s", request.id, request.attempts, error
-                )
+                attempt = request.failed[-1]
+                log.warning("request %s: %s: %s", request.id, attempt.replica_id, attempt.error)
                 if request.started or request.attempts >= MAX_ATTEMPTS or not self._has_candidate():
                     raise
-                self._pipeline.metrics.retried(request.failed[-1].replica_id, error.code)
+                self._pipeline.metrics.retried(attempt.replica_id, error.code)
                 answer.reset()
                 request.forget_attempt()
                 backoff = BACKOFF_S * 2 ** (request.attempts - 1)
@@ -436,7 +435,7 @@ class Run:
                 task.uncancel()
             return self._request.cut_by, None
         if self._pipeline.stopping:
-            return ShuttingDown("The gateway shut down while this request was running."), cancel
+            return ShuttingDown(), cancel
         return ClientLeft(), cancel
 
     # ---- the end
