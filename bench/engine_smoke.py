@@ -34,9 +34,7 @@ def text(seed: int, words: int) -> str:
     return " ".join(WORDS[(seed * 7 + at * (seed % 11 + 1)) % len(WORDS)] for at in range(words))
 
 
-async def stream(
-    session: aiohttp.ClientSession, prompt: str, tokens: int, salt: str = ""
-) -> dict[str, Any]:
+async def stream(session: aiohttp.ClientSession, prompt: str, tokens: int, salt: str = "") -> dict[str, Any]:
     """One streamed request: seconds to the first token, all arrival times, usage."""
     body = {
         "model": "bench",
@@ -61,9 +59,7 @@ async def stream(
     return {"ttft": arrivals[0] - began, "arrivals": arrivals, "usage": usage}
 
 
-async def throughput(
-    session: aiohttp.ClientSession, concurrency: int, tokens: int, runs: int
-) -> dict[str, Any]:
+async def throughput(session: aiohttp.ClientSession, concurrency: int, tokens: int, runs: int) -> dict[str, Any]:
     """Decode rate with `concurrency` streams at once; median of `runs`."""
     rates, ttfts, gaps = [], [], []
     for run in range(runs):
@@ -138,10 +134,7 @@ async def measure(url: str, options: argparse.Namespace) -> dict[str, Any]:
         return {
             "first_request_s": round(first, 3),
             "prefix": await prefix_ttft(session, options.runs),
-            "throughput": [
-                await throughput(session, n, options.tokens, options.runs)
-                for n in options.concurrency
-            ],
+            "throughput": [await throughput(session, n, options.tokens, options.runs) for n in options.concurrency],
         }
 
 
@@ -157,9 +150,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     extra = ["--threads", str(options.threads)] if options.threads else []
-    source = (
-        contextlib.nullcontext((options.url, 0.0)) if options.url else engine(options.model, extra)
-    )
+    source = contextlib.nullcontext((options.url, 0.0)) if options.url else engine(options.model, extra)
     load_before = os.getloadavg()[0]
     with source as (url, ready_seconds):
         result = asyncio.run(measure(url, options))

@@ -62,10 +62,7 @@ def paris(stack: Stack) -> Bar:
         "max_tokens": 48,
     }
     whole = client.chat.completions.create(**ask).choices[0].message.content
-    parts = [
-        chunk.choices[0].delta.content or ""
-        for chunk in client.chat.completions.create(**ask, stream=True)
-    ]
+    parts = [chunk.choices[0].delta.content or "" for chunk in client.chat.completions.create(**ask, stream=True)]
     same = whole == "".join(parts)
     return Bar(
         "paris",
@@ -84,15 +81,11 @@ def coverage(stack: Stack) -> Bar:
         async with clients.session() as session:
             mixed = [(12, 40), (300, 24), (900, 8), (12, 1), (60, 120)]
             alone = [
-                await clients.stream(
-                    session, stack.url, key, prose(size, seed), model=MODEL, max_tokens=out
-                )
+                await clients.stream(session, stack.url, key, prose(size, seed), model=MODEL, max_tokens=out)
                 for seed, (size, out) in enumerate(mixed)
             ]
             together = [
-                clients.stream(
-                    session, stack.url, key, prose(size, 50 + seed), model=MODEL, max_tokens=out
-                )
+                clients.stream(session, stack.url, key, prose(size, 50 + seed), model=MODEL, max_tokens=out)
                 for seed, (size, out) in enumerate(mixed * 2)
             ]
             return alone + list(await asyncio.gather(*together))
@@ -103,14 +96,8 @@ def coverage(stack: Stack) -> Bar:
         trace = stack.trace(answer.request_id)
         record, detail = trace["record"], trace["detail"]
         shares.append(1 - record["unattributed_us"] / record["duration_us"])
-        agree &= (
-            answer.usage is not None
-            and record["completion_tokens"] == answer.usage["completion_tokens"]
-        )
-        agree &= (
-            detail["engine"]["cached_tokens"] + detail["engine"]["computed_tokens"]
-            >= record["prompt_tokens"]
-        )
+        agree &= answer.usage is not None and record["completion_tokens"] == answer.usage["completion_tokens"]
+        agree &= detail["engine"]["cached_tokens"] + detail["engine"]["computed_tokens"] >= record["prompt_tokens"]
     ok = min(shares) >= 0.95 and agree
     details = {
         "median": round(statistics.median(shares), 4),
@@ -149,17 +136,16 @@ def shared_prefix(stack: Stack) -> Bar:
                             temperature=0,
                         )
                     )
-                cached = [
-                    answer.usage["prompt_tokens_details"]["cached_tokens"] for answer in answers
-                ]  # type: ignore[index]
+                wrong = [answer for answer in answers if not answer.usage or not answer.stamps]
+                if wrong:
+                    raise RuntimeError(f"no answer: {wrong[0]}")
+                cached = [answer.usage["prompt_tokens_details"]["cached_tokens"] for answer in answers]  # type: ignore[index]
                 rows.append({"cached": cached, "ttft": [answer.ttft for answer in answers]})
         return rows
 
     rows = asyncio.run(ask())
     saved = statistics.median(1 - row["ttft"][1] / row["ttft"][0] for row in rows)
-    right = all(
-        row["cached"][0] == 0 and row["cached"][1] > 0 and row["cached"][2] == 0 for row in rows
-    )
+    right = all(row["cached"][0] == 0 and row["cached"][1] > 0 and row["cached"][2] == 0 for row in rows)
     details = {
         "cached": rows[0]["cached"],
         "ttft_ms": [round(each * 1000) for each in rows[0]["ttft"]],
@@ -248,17 +234,13 @@ def hang_ups(stack: Stack) -> Bar:
     records = {record["request_id"]: record for record in stack.settled(since, 200)}
     known = [answer for answer in answers if answer.request_id]
     short = [
-        answer.request_id
-        for answer in known
-        if records[answer.request_id]["completion_tokens"] < len(answer.stamps)
+        answer.request_id for answer in known if records[answer.request_id]["completion_tokens"] < len(answer.stamps)
     ]
     once = len(stack.usage(since)) == len(records) == 200
     figure = f"{len(records)} records, idle after {idle:.2f} s"
     ok = once and not short and idle <= 2 and all(answer.request_id in records for answer in known)
     details = {"billed_short": len(short), "got_headers": len(known)}
-    return Bar(
-        "hang_ups", figure, "200 records, none short, idle ≤ 2 s, no block lost", ok, details
-    )
+    return Bar("hang_ups", figure, "200 records, none short, idle ≤ 2 s, no block lost", ok, details)
 
 
 def same_request_id(stack: Stack) -> Bar:
@@ -321,9 +303,7 @@ def worker_killed(stack: Stack) -> Bar:
     seconds = time.monotonic() - killed
     told = all(answer.error or answer.done for answer in answers)
     transitions = stack.manage("transitions", "--json")
-    reason = next(
-        (json.loads(line) for line in transitions.splitlines() if "SIGKILL" in line), None
-    )
+    reason = next((json.loads(line) for line in transitions.splitlines() if "SIGKILL" in line), None)
     ok = told and seconds <= 20 and reason is not None
     details = {"told": told, "reason": (reason or {}).get("reason")}
     return Bar(
@@ -370,8 +350,7 @@ def web_killed(stack: Stack) -> Bar:
     short = [
         answer.request_id
         for answer in known
-        if answer.request_id in by_id
-        and by_id[answer.request_id]["completion_tokens"] < len(answer.stamps)
+        if answer.request_id in by_id and by_id[answer.request_id]["completion_tokens"] < len(answer.stamps)
     ]
     eventually(lambda: asyncio.run(_healthy(stack)), 30, Exception)
     restart = time.monotonic() - started
@@ -379,10 +358,7 @@ def web_killed(stack: Stack) -> Bar:
     ok = not missing and not short and len(by_id) == len(records)
     figure = f"{len(known)} dispatched, {len(missing)} missing, {len(short)} short, {len(records) - len(by_id)} twice"
     details = {
-        "outcomes": {
-            name: sum(r["outcome"] == name for r in records)
-            for name in {r["outcome"] for r in records}
-        },
+        "outcomes": {name: sum(r["outcome"] == name for r in records) for name in {r["outcome"] for r in records}},
         "received_chunks": sum(len(answer.stamps) for answer in known),
         "billed_tokens": sum(record["completion_tokens"] for record in records),
         "serving_again_s": round(restart, 1),
@@ -414,16 +390,9 @@ def database_away(stack: Stack) -> Bar:
     again = asyncio.run(_steady(stack, key, 40, seed=8000))
     records = stack.settled(since, 130, 60)
     answered = len(base) + len(hanging) + len(again)
-    figures = {
-        name: _latency(rows)
-        for name, rows in (("base", base), ("hanging", hanging), ("back", again))
-    }
-    ratio_itl = figures["hanging"]["itl_p99_ms"] / max(
-        figures["base"]["itl_p99_ms"], figures["back"]["itl_p99_ms"]
-    )
-    ratio_ttft = figures["hanging"]["ttft_p99_ms"] / max(
-        figures["base"]["ttft_p99_ms"], figures["back"]["ttft_p99_ms"]
-    )
+    figures = {name: _latency(rows) for name, rows in (("base", base), ("hanging", hanging), ("back", again))}
+    ratio_itl = figures["hanging"]["itl_p99_ms"] / max(figures["base"]["itl_p99_ms"], figures["back"]["itl_p99_ms"])
+    ratio_ttft = figures["hanging"]["ttft_p99_ms"] / max(figures["base"]["ttft_p99_ms"], figures["back"]["ttft_p99_ms"])
     ok = len(records) == 130 and answered == 120 and ratio_itl <= 1.3 and ratio_ttft <= 1.3
     figure = f"p99 TTFT × {ratio_ttft:.2f}, p99 ITL × {ratio_itl:.2f}; {len(records)} of 130 in the ledger"
     return Bar("database_away", figure, "unchanged within noise; nothing lost", ok, figures)
@@ -438,9 +407,7 @@ def heavy_page(stack: Stack) -> Bar:
         quiet += asyncio.run(_steady(stack, key, 16, seed=9000 + 100 * round_))
         stop = asyncio.Event()
 
-        async def both(
-            stop: asyncio.Event = stop, round_: int = round_
-        ) -> tuple[list[clients.Answer], int]:
+        async def both(stop: asyncio.Event = stop, round_: int = round_) -> tuple[list[clients.Answer], int]:
             reload = asyncio.create_task(_reload(stack, cookie, stop))
             rows = await _steady(stack, key, 16, seed=9050 + 100 * round_)
             stop.set()
@@ -532,9 +499,7 @@ def restart(stack: Stack) -> Bar:
         return Bar("restart", "".join(lines[-5:]), "banner ≤ 15 s", False, {})
     ok = banner <= 15 and worker <= 10 and not left
     figure = f"banner after {banner:.1f} s, worker {worker:.1f} s later"
-    return Bar(
-        "restart", figure, "≤ 15 s and ≤ 10 s", ok, {"records": rows, "left_after_ctrl_c": left}
-    )
+    return Bar("restart", figure, "≤ 15 s and ≤ 10 s", ok, {"records": rows, "left_after_ctrl_c": left})
 
 
 def sign_in(stack: Stack) -> dict[str, str]:
@@ -552,9 +517,7 @@ async def _sign_in(stack: Stack) -> dict[str, str]:
             page = await response.text()
         token = page.split('name="csrfmiddlewaretoken" value="')[1].split('"')[0]
         form = {"username": "bench", "password": password, "csrfmiddlewaretoken": token}
-        async with session.post(
-            f"{stack.url}/login/", data=form, headers={"referer": stack.url}
-        ) as response:
+        async with session.post(f"{stack.url}/login/", data=form, headers={"referer": stack.url}) as response:
             if response.status != 200:
                 raise RuntimeError(f"sign-in answered {response.status}")
     return {cookie.key: cookie.value for cookie in jar}

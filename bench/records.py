@@ -30,9 +30,7 @@ ON CONFLICT DO NOTHING
 def seed(stack: Stack, count: int) -> int:
     """Insert `count` records into a running stack; returns how many there are then."""
     sockets = stack.data / "servers" / "run"
-    with psycopg.connect(
-        host=str(sockets), user="fanlight", dbname="fanlight", autocommit=True
-    ) as connection:
+    with psycopg.connect(host=str(sockets), user="fanlight", dbname="fanlight", autocommit=True) as connection:
         connection.execute(_SEED, {"count": count})
         row = connection.execute("SELECT count(*) FROM telemetry_requestrecord").fetchone()
         assert row is not None

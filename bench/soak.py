@@ -37,9 +37,7 @@ async def wave(stack: Stack, key: str, count: int, source: random.Random) -> lis
         async with gate:
             hang_up = source.uniform(0.005, 0.5) if source.random() < 0.1 else None
             prompt = " ".join(str(source.randrange(1000)) for _ in range(8))
-            return await clients.stream(
-                session, stack.url, key, prompt, hang_up, model=MODEL, max_tokens=8
-            )
+            return await clients.stream(session, stack.url, key, prompt, hang_up, model=MODEL, max_tokens=8)
 
     async with clients.session() as session:
         return list(await asyncio.gather(*(one(session) for _ in range(count))))
@@ -75,16 +73,11 @@ def run(scale: float) -> dict[str, Any]:
         known = [answer for answer in answers if answer.request_id]
         records = {each["request_id"]: each for each in stack.settled(since, len(known), 120)}
         short = [
-            a
-            for a in known
-            if a.request_id in records
-            and records[a.request_id]["completion_tokens"] < len(a.stamps)
+            a for a in known if a.request_id in records and records[a.request_id]["completion_tokens"] < len(a.stamps)
         ]
         ratios = growth(samples)
     rules = {
-        "every_dispatched_request_in_the_ledger": all(
-            answer.request_id in records for answer in known
-        ),
+        "every_dispatched_request_in_the_ledger": all(answer.request_id in records for answer in known),
         "none_billed_short": not short,
         "answers_complete": all(answer.done or answer.broken == "hung up" for answer in answers),
         "blocks_whole_and_idle": idle_s <= 60,
@@ -100,9 +93,7 @@ def run(scale: float) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--scale", type=float, default=1.0, help="share of the full 100,000 requests"
-    )
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the full 100,000 requests")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     options = parser.parse_args()
     result = run(options.scale)
@@ -110,10 +101,7 @@ def main() -> int:
         print(json.dumps(result))
     else:
         print(f"{result['requests']} requests, {result['records']} records")
-        print(
-            "memory growth: "
-            + ", ".join(f"{name} × {ratio:.3f}" for name, ratio in result["memory_growth"].items())
-        )
+        print("memory growth: " + ", ".join(f"{name} × {ratio:.3f}" for name, ratio in result["memory_growth"].items()))
         for rule, holds in result["rules"].items():
             print(f"{'ok  ' if holds else 'MISS'} {rule}")
     return 0 if all(result["rules"].values()) else 1

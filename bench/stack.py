@@ -35,11 +35,7 @@ class Stack:
         self.data = Path(tempfile.mkdtemp(prefix="fl-stack-"))
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        clean = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(("FANLIGHT_", "DJANGO_"))
-        }
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("FANLIGHT_", "DJANGO_"))}
         self.env = clean | {
             "FANLIGHT_DATA_DIR": str(self.data),
             "FANLIGHT_PORT": str(self.port),
@@ -57,9 +53,7 @@ class Stack:
             cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=timeout, check=False,
         )  # fmt: skip
         if result.returncode:
-            raise StackError(
-                f"manage.py {' '.join(argv)}: {result.stderr.strip() or result.stdout.strip()}"
-            )
+            raise StackError(f"manage.py {' '.join(argv)}: {result.stderr.strip() or result.stdout.strip()}")
         return result.stdout
 
     def up(self) -> str:
@@ -93,9 +87,7 @@ class Stack:
         """A new key that the gateway knows already."""
         extra = [f"--{name}={value}" for name, value in options.items()]
         made = json.loads(self.manage("key", "create", "--tenant", tenant, "--json", *extra))
-        request = urllib.request.Request(
-            f"{self.url}/v1/models", headers={"authorization": f"Bearer {made['key']}"}
-        )
+        request = urllib.request.Request(f"{self.url}/v1/models", headers={"authorization": f"Bearer {made['key']}"})
 
         def known() -> bool:
             with urllib.request.urlopen(request, timeout=5) as response:
@@ -110,9 +102,7 @@ class Stack:
 
     def trace(self, request_id: str) -> dict[str, Any]:
         """RequestRecord and RequestDetail of a request, once the shipper has delivered it."""
-        return eventually(
-            lambda: json.loads(self.manage("request", request_id, "--json")), 10, StackError
-        )
+        return eventually(lambda: json.loads(self.manage("request", request_id, "--json")), 10, StackError)
 
     def engine(self) -> dict[str, float]:
         """The worker's counters from its own metrics_url: plain names without labels, summed."""
@@ -140,11 +130,7 @@ class Stack:
 
         def idle() -> bool:
             stats = json.loads(get(url))
-            return (
-                not stats["running"]
-                and not stats["waiting"]
-                and stats["free_blocks"] == stats["num_blocks"]
-            )
+            return not stats["running"] and not stats["waiting"] and stats["free_blocks"] == stats["num_blocks"]
 
         eventually(idle, timeout_s, OSError, pause_s=0.02)
         return time.monotonic() - started
@@ -190,9 +176,7 @@ def running_stack(**settings: str) -> Iterator[Stack]:
         stack.close()
 
 
-def eventually(
-    check: Callable[[], Any], timeout_s: float, *errors: type[BaseException], pause_s: float = 0.1
-) -> Any:
+def eventually(check: Callable[[], Any], timeout_s: float, *errors: type[BaseException], pause_s: float = 0.1) -> Any:
     """The first true result of `check`; the listed errors count as "not yet". TimeoutError with the last one."""
     deadline = time.monotonic() + timeout_s
     last: BaseException | None = None

@@ -8,6 +8,10 @@ import shutil
 import tempfile
 from pathlib import Path
 
+# Imported here, at a shallow depth and before pytest rewrites its assertions: from deep inside a collection Python 3.11
+# can fail to compile it ("AST constructor recursion depth mismatch").
+import hypothesis  # noqa: F401
+
 for name in [
     name for name in os.environ if name.startswith("FANLIGHT_") and name != "FANLIGHT_TEST_MODEL"
 ]:

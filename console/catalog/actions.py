@@ -17,11 +17,7 @@ from console.catalog.sources import WheelSource
 def register_fetched(actor: Actor, source: WheelSource, path: Path) -> Model:
     """Record a fetched and checked model, or bring the row that is there up to date. Idempotent."""
     existing = Model.objects.filter(name=source.name).first()
-    if (
-        existing is not None
-        and existing.path == str(path)
-        and existing.sha256 == source.file_sha256
-    ):
+    if existing is not None and existing.path == str(path) and existing.sha256 == source.file_sha256:
         return existing
     values = asdict(facts.read_gguf(path)) | {
         "source": source.spec,

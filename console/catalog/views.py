@@ -22,12 +22,7 @@ def models(request: HttpRequest) -> HttpResponse:
                 "model": model,
                 "deployments": deployments,
                 "routes": sorted({route.name for d in deployments for route in d.routes.all()}),
-                "ready": sum(
-                    1
-                    for d in deployments
-                    for r in d.replicas.all()
-                    if r.state == Replica.State.READY
-                ),
+                "ready": sum(1 for d in deployments for r in d.replicas.all() if r.state == Replica.State.READY),
                 "replicas": sum(len(d.replicas.all()) for d in deployments),
                 "context_kv": model.kv_bytes_per_token * model.context_length
                 if model.kv_bytes_per_token and model.context_length

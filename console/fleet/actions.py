@@ -34,9 +34,7 @@ def move_replica(replica: Replica, state: str, reason: str, **changes: Any) -> R
 
 def ensure_replicas(deployment: Deployment) -> list[Replica]:
     """One row per ordinal up to the wanted number; rows beyond it stay and are drained by the controller."""
-    have = {
-        replica.ordinal: replica for replica in deployment.replicas.select_related("deployment")
-    }
+    have = {replica.ordinal: replica for replica in deployment.replicas.select_related("deployment")}
     for ordinal in range(1, deployment.desired_replicas + 1):
         if ordinal not in have:
             have[ordinal] = Replica.objects.create(deployment=deployment, ordinal=ordinal)

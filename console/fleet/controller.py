@@ -50,26 +50,20 @@ class Controller:
         self.holder = f"{socket.gethostname()}:{os.getpid()}"
         self.epoch = 0
         self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="verify")
-        self._since: dict[
-            UUID, tuple[str, float]
-        ] = {}  # state and the monotonic time it was entered
+        self._since: dict[UUID, tuple[str, float]] = {}  # state and the monotonic time it was entered
         self._failures: dict[UUID, int] = {}
         self._heartbeats = Heartbeats()
         self._verifications: dict[UUID, Future[float]] = {}
 
     def run(self, stop: threading.Event) -> None:
         """Tick until `stop` is set. A database that is away is waited for; workers run on meanwhile."""
-        threading.Thread(
-            target=self._heartbeats.run, args=(stop,), name="heartbeats", daemon=True
-        ).start()
+        threading.Thread(target=self._heartbeats.run, args=(stop,), name="heartbeats", daemon=True).start()
         while not stop.is_set():
             try:
                 if self._lead():
                     self.tick()
             except DatabaseError as error:
-                log.warning(
-                    "controller: the database does not answer: %s", str(error).splitlines()[0]
-                )
+                log.warning("controller: the database does not answer: %s", str(error).splitlines()[0])
                 close_old_connections()
                 stop.wait(1.0)
             stop.wait(TICK_S)
@@ -102,9 +96,7 @@ class Controller:
             return
         wanted = replica.ordinal <= replica.deployment.desired_replicas
         state, since = self._entered(replica)
-        decision = reconcile.decide(
-            state, time.monotonic() - since, self._failures.get(replica.id, 0), wanted, seen
-        )
+        decision = reconcile.decide(state, time.monotonic() - since, self._failures.get(replica.id, 0), wanted, seen)
         self._act(replica, ours, decision)
 
     def _act(self, replica: Replica, view: WorkerView | None, decision: reconcile.Decision) -> None:
@@ -165,9 +157,7 @@ class Controller:
         )
         for stale in uds.parent.glob(f"{replica.id.hex[:10]}-*.sock"):
             stale.unlink(missing_ok=True)
-        return Launch(
-            str(replica.id), epoch, embedded.command(spec), embedded.environment(threads), ROOT
-        )
+        return Launch(str(replica.id), epoch, embedded.command(spec), embedded.environment(threads), ROOT)
 
     def _seen(self, replica: Replica, view: WorkerView | None) -> reconcile.Seen:
         if view is None:
@@ -176,9 +166,7 @@ class Controller:
         if replica.pid != view.pid and view.alive:
             replica.pid, replica.pid_started_at = view.pid, float(view.pid_ticks)
             replica.save(update_fields=["pid", "pid_started_at"])
-        tail = (
-            "" if view.alive else _last_line(self.launcher.folder(str(replica.id)) / "worker.log")
-        )
+        tail = "" if view.alive else _last_line(self.launcher.folder(str(replica.id)) / "worker.log")
         return reconcile.Seen(
             present=True,
             alive=view.alive,
@@ -190,17 +178,13 @@ class Controller:
 
     # -- verification: a real generation, off the loop -------------------------------------------------------------
 
-    def _begin_verification(
-        self, replica: Replica, view: WorkerView, decision: reconcile.Decision
-    ) -> None:
+    def _begin_verification(self, replica: Replica, view: WorkerView, decision: reconcile.Decision) -> None:
         facts = dict(view.ready)
         self._move(
             replica, decision, facts=facts, metrics_url=f"{facts.get('introspection_url', '')}/metrics",
             engine_version=facts.get("engine_version", ""), device=facts.get("device", "cpu"),
         )  # fmt: skip
-        self._verifications[replica.id] = self._pool.submit(
-            probe.verify, replica.uds, str(facts.get("model", ""))
-        )
+        self._verifications[replica.id] = self._pool.submit(probe.verify, replica.uds, str(facts.get("model", "")))
 
     def _verified(self, replica: Replica, view: WorkerView | None) -> bool:
         """Finish a verification that is under way. Returns whether one still is, or just ended."""
@@ -276,9 +260,7 @@ def _last_line(path: Path) -> str:
         with path.open("rb") as file:
             file.seek(0, os.SEEK_END)
             file.seek(max(0, file.tell() - 4096))
-            lines = [
-                line for line in file.read().decode(errors="replace").splitlines() if line.strip()
-            ]
+            lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
     except OSError:
         return ""
     return lines[-1][:300] if lines else ""

@@ -71,9 +71,7 @@ class Heartbeats:
             pulse = self._pulses.get(replica_id)
             if pulse is None or not (pulse.answered or pulse.failing_since):
                 return None
-            silent_s = (
-                0.0 if pulse.failing_since is None else time.monotonic() - pulse.failing_since
-            )
+            silent_s = 0.0 if pulse.failing_since is None else time.monotonic() - pulse.failing_since
             return Probe(pulse.healthy, pulse.reason, silent_s)
 
     def _ask(self, replica_id: str, pulse: _Pulse) -> None:

@@ -33,8 +33,4 @@ def read(replica_ids: Iterable[str]) -> dict[str, dict[str, Any]]:
             values = valkey.mget([PREFIX + replica_id for replica_id in ids])
     except redis.RedisError:
         return {}
-    return {
-        replica_id: msgspec.json.decode(value)
-        for replica_id, value in zip(ids, values, strict=True)
-        if value
-    }
+    return {replica_id: msgspec.json.decode(value) for replica_id, value in zip(ids, values, strict=True) if value}

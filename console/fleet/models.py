@@ -22,9 +22,7 @@ class Deployment(models.Model):
     model = models.ForeignKey(Model, on_delete=models.PROTECT, related_name="deployments")
     engine = models.CharField(max_length=16, choices=Engine.choices, default=Engine.EMBEDDED)
     desired_replicas = models.PositiveIntegerField(default=1)
-    parameters = models.JSONField(
-        default=dict, blank=True
-    )  # engine parameters, validated by the adapter
+    parameters = models.JSONField(default=dict, blank=True)  # engine parameters, validated by the adapter
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:
@@ -74,11 +72,7 @@ class Replica(models.Model):
 
     class Meta:
         ordering = ["deployment", "ordinal"]
-        constraints = [
-            models.UniqueConstraint(
-                fields=["deployment", "ordinal"], name="one_replica_per_ordinal"
-            )
-        ]
+        constraints = [models.UniqueConstraint(fields=["deployment", "ordinal"], name="one_replica_per_ordinal")]
 
     def __str__(self) -> str:
         return f"{self.deployment.name} r{self.ordinal}"
@@ -114,9 +108,7 @@ class Route(models.Model):
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     name = models.CharField(max_length=120, unique=True)
-    policy = models.CharField(
-        max_length=24, choices=Policy.choices, default=Policy.LEAST_CONNECTIONS
-    )
+    policy = models.CharField(max_length=24, choices=Policy.choices, default=Policy.LEAST_CONNECTIONS)
     max_model_len = models.PositiveIntegerField(default=0)
     max_prompt_tokens = models.PositiveIntegerField(default=0)
     default_max_tokens = models.PositiveIntegerField(null=True, blank=True)
@@ -140,11 +132,7 @@ class RouteTarget(models.Model):
     weight = models.PositiveIntegerField(default=100)
 
     class Meta:
-        constraints = [
-            models.UniqueConstraint(
-                fields=["route", "deployment"], name="one_target_per_deployment"
-            )
-        ]
+        constraints = [models.UniqueConstraint(fields=["route", "deployment"], name="one_target_per_deployment")]
 
     def __str__(self) -> str:
         return f"{self.route} → {self.deployment} ({self.weight})"

@@ -34,9 +34,7 @@ class Answer:
 def ask(introspection_url: str) -> Answer:
     """Ask /health and /stats once. Raises NoAnswer."""
     parts = urlsplit(introspection_url)
-    connection = http.client.HTTPConnection(
-        parts.hostname or "", parts.port, timeout=PROBE_TIMEOUT_S
-    )
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=PROBE_TIMEOUT_S)
     try:
         connection.request("GET", "/health")
         response = connection.getresponse()
@@ -64,15 +62,11 @@ def verify(uds: str, served_name: str) -> float:
     started = time.monotonic()
     connection = _UnixConnection(uds, VERIFY_TIMEOUT_S)
     try:
-        connection.request(
-            "POST", "/v1/chat/completions", body, {"content-type": "application/json"}
-        )
+        connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
         response = connection.getresponse()
         text = response.read().decode(errors="replace")
         if response.status != 200:
-            raise VerificationError(
-                f"The test prompt got status {response.status}: {_message(text)}"
-            )
+            raise VerificationError(f"The test prompt got status {response.status}: {_message(text)}")
         if json.loads(text)["usage"]["completion_tokens"] < 1:
             raise VerificationError("The test prompt got no token")
     except (OSError, http.client.HTTPException, ValueError, KeyError) as error:

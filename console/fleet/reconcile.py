@@ -71,14 +71,8 @@ def decide(state: str, in_state_s: float, failures: int, wanted: bool, seen: See
     """
     if not wanted:
         return _unwanted(state, seen)
-    if (
-        state in {State.STARTING, State.LOADING, State.VERIFYING, State.READY}
-        and seen.present
-        and not seen.alive
-    ):
-        return Decision(
-            State.FAILED, _with_tail(f"The worker ended: {seen.exit_reason}", seen.log_tail)
-        )
+    if state in {State.STARTING, State.LOADING, State.VERIFYING, State.READY} and seen.present and not seen.alive:
+        return Decision(State.FAILED, _with_tail(f"The worker ended: {seen.exit_reason}", seen.log_tail))
     return _STEPS[State(state)](in_state_s, failures, seen)
 
 
@@ -113,9 +107,7 @@ def _starting(in_state_s: float, _failures: int, seen: Seen) -> Decision:
 
 def _loading(in_state_s: float, _failures: int, seen: Seen) -> Decision:
     if seen.ready:
-        return Decision(
-            State.VERIFYING, "The weights are loaded; a test prompt is sent", Act.VERIFY
-        )
+        return Decision(State.VERIFYING, "The weights are loaded; a test prompt is sent", Act.VERIFY)
     if in_state_s > LOAD_TIMEOUT_S:
         reason = _with_tail(f"Not ready within {LOAD_TIMEOUT_S:.0f} s", seen.log_tail)
         return Decision(State.FAILED, reason, Act.KILL)
@@ -132,9 +124,7 @@ def _ready(in_state_s: float, _failures: int, seen: Seen) -> Decision:
     if probe is None or in_state_s < SILENT_S:
         return Decision(State.READY, "")
     if probe.silent_s > SILENT_S:
-        return Decision(
-            State.HUNG, f"No answer to a health check for {probe.silent_s:.0f} s", Act.KILL
-        )
+        return Decision(State.HUNG, f"No answer to a health check for {probe.silent_s:.0f} s", Act.KILL)
     if not probe.healthy:
         return Decision(State.HUNG, f"No progress: {probe.reason}", Act.KILL)
     return Decision(State.READY, "")
@@ -152,9 +142,7 @@ def _failed(in_state_s: float, failures: int, seen: Seen) -> Decision:
     wait = backoff_s(failures)
     if in_state_s < wait:
         return Decision(State.FAILED, "")
-    return Decision(
-        State.STARTING, f"Restart after failure {failures}, {wait:g} s later", Act.LAUNCH
-    )
+    return Decision(State.STARTING, f"Restart after failure {failures}, {wait:g} s later", Act.LAUNCH)
 
 
 def _stopped(_in_state_s: float, _failures: int, _seen: Seen) -> Decision:

@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 CHANNEL = "fanlight_snapshot"
 POLL_S = 0.5
 
+_VERSION = "SELECT version FROM base_snapshotversion WHERE id = 1"
 _KEYS = """
 SELECT k.digest, k.id::text AS key_id, k.name AS key_name, k.kind, k.allowed_models,
        extract(epoch FROM k.expires_at)::float8 AS expires_at,
@@ -83,18 +84,15 @@ class DatabaseSnapshots:
                         async for _notice in connection.notifies(timeout=POLL_S, stop_after=1):
                             pass
             except (psycopg.Error, OSError) as error:
-                log.warning(
-                    "snapshot: the database does not answer: %s", str(error).splitlines()[0]
-                )
-                await asyncio.sleep(delay)
-                delay = min(delay * 2, 2.0)
+                log.warning("snapshot: the database does not answer: %s", str(error).splitlines()[0])
+            except Exception:  # a refresher that dies quietly would freeze every gateway's configuration
+                log.exception("snapshot: could not be refreshed; trying again")
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, 2.0)
 
     async def _refresh(self, connection: psycopg.AsyncConnection[dict[str, Any]]) -> None:
-        row = await (
-            await connection.execute("SELECT version FROM base_snapshotversion")
-        ).fetchone()
-        assert row is not None
-        if row["version"] == self._snapshot.version:
+        row = await (await connection.execute(_VERSION)).fetchone()
+        if row and row["version"] == self._snapshot.version:
             self._snapshot = msgspec.structs.replace(self._snapshot, taken_at=time.time())
             return
         self._snapshot = await _load(connection)
@@ -121,22 +119,17 @@ async def _load(connection: psycopg.AsyncConnection[dict[str, Any]]) -> Snapshot
     """All rows and their version from one consistent view."""
     await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
     try:
-        version_row = await (
-            await connection.execute("SELECT version FROM base_snapshotversion")
-        ).fetchone()
+        version_row = await (await connection.execute(_VERSION)).fetchone()
         keys = await (await connection.execute(_KEYS)).fetchall()
         replicas = await (await connection.execute(_REPLICAS)).fetchall()
         routes = await (await connection.execute(_ROUTES)).fetchall()
     finally:
         await connection.execute("COMMIT")
-    assert version_row is not None
     return Snapshot(
-        version=version_row["version"],
+        version=version_row["version"] if version_row else 0,
         taken_at=time.time(),
         keys={row["digest"]: _principal(row) for row in keys if row["digest"]},
-        playground={
-            row["tenant_id"]: _principal(row) for row in keys if row["kind"] == "playground"
-        },
+        playground={row["tenant_id"]: _principal(row) for row in keys if row["kind"] == "playground"},
         routes={row["name"]: _route(row) for row in routes},
         replicas={row["id"]: _replica(row) for row in replicas},
     )

@@ -22,21 +22,15 @@ def deployments(request: HttpRequest) -> HttpResponse:
     stats = live.read(str(r.id) for r in replicas)
     by_deployment: dict[object, list[ReplicaNow]] = {}
     for replica in replicas:
-        by_deployment.setdefault(replica.deployment_id, []).append(
-            ReplicaNow(replica, stats.get(str(replica.id), {}))
-        )
+        by_deployment.setdefault(replica.deployment_id, []).append(ReplicaNow(replica, stats.get(str(replica.id), {})))
     rows = [
         {
             "deployment": d,
             "replicas": by_deployment.get(d.id, []),
-            "ready": sum(
-                1 for r in by_deployment.get(d.id, []) if r.replica.state == Replica.State.READY
-            ),
+            "ready": sum(1 for r in by_deployment.get(d.id, []) if r.replica.state == Replica.State.READY),
         }
         for d in found
     ]
     context = {"rows": rows, "transitions": Transition.objects.all()[:40]}
-    template = (
-        "fleet/_deployments.html" if request.headers.get("HX-Request") else "fleet/deployments.html"
-    )
+    template = "fleet/_deployments.html" if request.headers.get("HX-Request") else "fleet/deployments.html"
     return render(request, template, context)

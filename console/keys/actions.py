@@ -67,9 +67,7 @@ def revoke_key(actor: Actor, key: APIKey) -> APIKey:
         raise NotAllowed("Only owners of this tenant and platform admins can revoke its keys.")
     key = APIKey.objects.select_for_update().get(pk=key.pk)
     if key.kind == APIKey.Kind.PLAYGROUND:
-        raise Refused(
-            "A tenant's playground key cannot be revoked; remove the person from the tenant instead."
-        )
+        raise Refused("A tenant's playground key cannot be revoked; remove the person from the tenant instead.")
     if key.revoked_at is None:
         key.revoked_at = timezone.now()
         key.save(update_fields=["revoked_at"])

@@ -16,9 +16,7 @@ class KeyForm(forms.Form):
 
     name = forms.CharField(label=_("Name"), max_length=80)
     allowed_models = forms.MultipleChoiceField(label=_("May call"), required=False)
-    expires_at = forms.DateTimeField(
-        label=_("Expires"), required=False, input_formats=["%Y-%m-%dT%H:%M", "%Y-%m-%d"]
-    )
+    expires_at = forms.DateTimeField(label=_("Expires"), required=False, input_formats=["%Y-%m-%dT%H:%M", "%Y-%m-%d"])
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -48,9 +48,7 @@ def create(request: HttpRequest, tenant: str) -> HttpResponse:
     form = KeyForm(request.POST)
     tenants = list(visible_tenants(request.user))
     if not form.is_valid():
-        return render(
-            request, "keys/keys.html", _context(request, owner, tenants, form), status=422
-        )
+        return render(request, "keys/keys.html", _context(request, owner, tenants, form), status=422)
     try:
         made = actions.create_key(
             actor_of(request),
@@ -61,9 +59,7 @@ def create(request: HttpRequest, tenant: str) -> HttpResponse:
         )
     except ConsoleError as error:
         form.add_error(None, str(error))
-        return render(
-            request, "keys/keys.html", _context(request, owner, tenants, form), status=403
-        )
+        return render(request, "keys/keys.html", _context(request, owner, tenants, form), status=403)
     context = _context(request, owner, tenants, KeyForm()) | {"made": made}
     return render(request, "keys/keys.html", context)
 
@@ -81,8 +77,7 @@ def revoke(request: HttpRequest, key_id: uuid.UUID) -> HttpResponse:
     else:
         messages.success(
             request,
-            _("%(name)s is revoked. It stops working everywhere within a second.")
-            % {"name": key.name},
+            _("%(name)s is revoked. It stops working everywhere within a second.") % {"name": key.name},
         )
     return redirect(f"{reverse('keys')}?{urlencode({'tenant': key.tenant.name})}")
 
@@ -91,9 +86,7 @@ def _tenant(request: HttpRequest, name: str) -> Tenant:
     return get_object_or_404(visible_tenants(request.user), name=name)
 
 
-def _context(
-    request: HttpRequest, tenant: Tenant, tenants: list[Tenant], form: KeyForm
-) -> dict[str, Any]:
+def _context(request: HttpRequest, tenant: Tenant, tenants: list[Tenant], form: KeyForm) -> dict[str, Any]:
     usage = usage_by_key(tenant.id)
     rows = [(key, usage.get(key.id, KeyUsage())) for key in APIKey.objects.filter(tenant=tenant)]
     rows.sort(key=lambda pair: (pair[0].status != "active", pair[0].kind == "playground"))

@@ -41,9 +41,7 @@ def migrate(layout: Layout, say: Say) -> None:
     executor = MigrationExecutor(connection)
     known = set(executor.loader.graph.nodes)
     applied = set(executor.loader.applied_migrations)
-    newer = sorted(
-        f"{app}.{name}" for app, name in applied - known if app in {key[0] for key in known}
-    )
+    newer = sorted(f"{app}.{name}" for app, name in applied - known if app in {key[0] for key in known})
     if newer:
         raise CannotStartError(
             f"The database was written by a newer Fanlight ({', '.join(newer)} are unknown here). "
@@ -74,14 +72,10 @@ def dump(layout: Layout, target: Path) -> None:
     partial = target.with_suffix(".partial")
     with partial.open("wb") as file:
         partial.chmod(0o600)
-        result = subprocess.run(
-            command, stdout=file, stderr=subprocess.PIPE, text=True, env=env, check=False
-        )
+        result = subprocess.run(command, stdout=file, stderr=subprocess.PIPE, text=True, env=env, check=False)
     if result.returncode:
         partial.unlink()
-        raise CannotStartError(
-            f"The backup failed, so nothing was migrated:\n{result.stderr.strip()}"
-        )
+        raise CannotStartError(f"The backup failed, so nothing was migrated:\n{result.stderr.strip()}")
     partial.replace(target)
     for old in sorted(layout.backups.glob("before-migrating-*.dump"))[:-KEPT_BACKUPS]:
         old.unlink()
@@ -102,9 +96,7 @@ def first_credentials(layout: Layout) -> dict[str, str]:
     with transaction.atomic():
         admin = User.objects.create_superuser("admin", password=password, must_change_password=True)
         record(ACTOR, "user.create", admin, role="admin")
-        tenant = Tenant.objects.filter(name=DEFAULT_TENANT).first() or create_tenant(
-            ACTOR, DEFAULT_TENANT, "Default"
-        )
+        tenant = Tenant.objects.filter(name=DEFAULT_TENANT).first() or create_tenant(ACTOR, DEFAULT_TENANT, "Default")
         ensure_playground_key(tenant)
         key = create_key(ACTOR, tenant, "first key").secret
         credentials = {

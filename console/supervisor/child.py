@@ -35,9 +35,7 @@ class Program:
 class Child:
     """A Program that is kept running until `stop`."""
 
-    def __init__(
-        self, program: Program, log_file: Path, log_bytes: int, show: Callable[[str, str], None]
-    ) -> None:
+    def __init__(self, program: Program, log_file: Path, log_bytes: int, show: Callable[[str, str], None]) -> None:
         self.program = program
         self.restarts = 0
         self.state = "stopped"
@@ -51,11 +49,7 @@ class Child:
 
     @property
     def pid(self) -> int | None:
-        return (
-            self._process.pid
-            if self._process is not None and self._process.poll() is None
-            else None
-        )
+        return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     def start(self) -> None:
         """Start the process in a session of its own; the kernel signals it should this supervisor be killed."""

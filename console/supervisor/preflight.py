@@ -79,11 +79,7 @@ def read_state(layout: Layout) -> dict[str, Any]:
 
 def end_leftovers(layout: Layout, say: Callable[[str], None]) -> None:
     """End processes of an earlier supervisor that was killed. A pid given to another program is left alone."""
-    left = [
-        entry
-        for entry in read_state(layout).get("processes", [])
-        if entry.get("pid") and entry.get("pid_ticks")
-    ]
+    left = [entry for entry in read_state(layout).get("processes", []) if entry.get("pid") and entry.get("pid_ticks")]
     left = [entry for entry in left if process.is_alive(entry["pid"], entry["pid_ticks"])]
     if not left:
         return

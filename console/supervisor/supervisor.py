@@ -170,9 +170,7 @@ class Supervisor:
                 raise CannotStartError("Stopped while starting.")
             for child in self.children:
                 if child.restarts >= START_ATTEMPTS:
-                    raise CannotStartError(
-                        f"{child.program.name} keeps ending; its log is in {self.layout.logs}."
-                    )
+                    raise CannotStartError(f"{child.program.name} keeps ending; its log is in {self.layout.logs}.")
             if time.monotonic() > deadline:
                 raise CannotStartError(
                     f"{what[0].upper() + what[1:]} was not ready within {timeout_s:.0f} s: {self._why_not()}. "
@@ -256,9 +254,7 @@ class Supervisor:
         """Nobody sends them anything any more; each drains what little is left."""
         launcher = LocalLauncher(self.layout.workers)
         threads = [
-            threading.Thread(
-                target=launcher.end, args=(replica_id, 3.0 if self.hurry.is_set() else 15.0)
-            )
+            threading.Thread(target=launcher.end, args=(replica_id, 3.0 if self.hurry.is_set() else 15.0))
             for replica_id in launcher.known()
         ]
         for thread in threads:
@@ -271,9 +267,7 @@ class Supervisor:
     def _write_guardian(self) -> None:
         """Shims end their worker when the process named here is gone for a minute."""
         ticks = process.start_ticks(os.getpid())
-        write_atomically(
-            self.layout.run / "guardian.json", json.dumps({"pid": os.getpid(), "pid_ticks": ticks})
-        )
+        write_atomically(self.layout.run / "guardian.json", json.dumps({"pid": os.getpid(), "pid_ticks": ticks}))
 
     def _write_state(self) -> None:
         facts: dict[str, Any] = {

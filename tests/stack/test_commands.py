@@ -80,9 +80,7 @@ def test_the_gateways_metrics_are_prometheus_text(stack: Stack, key: str) -> Non
     ("settings", "message"),
     [({"PROT": "1"}, "FANLIGHT_PROT is not a setting"), ({"PORT": "nine"}, "FANLIGHT_PORT")],
 )
-def test_a_bad_setting_stops_the_start_with_its_name(
-    settings: dict[str, str], message: str
-) -> None:
+def test_a_bad_setting_stops_the_start_with_its_name(settings: dict[str, str], message: str) -> None:
     other = Stack(**settings)
     try:
         with pytest.raises(StackError, match=message):
@@ -114,9 +112,7 @@ def test_a_nearly_full_disk_refuses_the_start() -> None:
         other.close()
 
 
-def test_a_second_installation_survives_a_power_cut_and_keeps_its_ledger(
-    stack: Stack, key: str
-) -> None:
+def test_a_second_installation_survives_a_power_cut_and_keeps_its_ledger(stack: Stack, key: str) -> None:
     """Side by side with the first: kill -9 of everything, up again, same keys, same ledger, backup, restore, down."""
     other = Stack()
     restored = Stack()

@@ -22,9 +22,7 @@ def client(stack: Stack, key: str) -> openai.OpenAI:
 
 def test_paris_is_the_answer_streamed_and_not(client: openai.OpenAI) -> None:
     whole = client.chat.completions.create(model=MODEL, messages=PARIS, temperature=0)
-    streamed = client.chat.completions.create(
-        model=MODEL, messages=PARIS, temperature=0, stream=True
-    )
+    streamed = client.chat.completions.create(model=MODEL, messages=PARIS, temperature=0, stream=True)
     text = "".join(chunk.choices[0].delta.content or "" for chunk in streamed)
     assert "Paris" in text
     assert whole.choices[0].message.content == text
@@ -37,9 +35,7 @@ async def test_the_async_client_runs_requests_side_by_side(stack: Stack, key: st
     async with openai.AsyncOpenAI(base_url=f"{stack.url}/v1", api_key=key, max_retries=0) as client:
         answers = await asyncio.gather(
             *(
-                client.chat.completions.create(
-                    model=MODEL, messages=PARIS, temperature=0, max_tokens=8
-                )
+                client.chat.completions.create(model=MODEL, messages=PARIS, temperature=0, max_tokens=8)
                 for _ in range(6)
             )
         )
@@ -66,16 +62,12 @@ def test_completions_and_usage_on_request(client: openai.OpenAI) -> None:
 
 
 def test_a_stop_string_never_leaks(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(
-        model=MODEL, messages=PARIS, temperature=0, stop=["Paris"]
-    )
+    answer = client.chat.completions.create(model=MODEL, messages=PARIS, temperature=0, stop=["Paris"])
     assert answer.choices[0].message.content == "The capital of France is "
     assert answer.choices[0].finish_reason == "stop"
 
 
-def test_errors_have_the_class_the_code_and_a_request_id(
-    stack: Stack, client: openai.OpenAI
-) -> None:
+def test_errors_have_the_class_the_code_and_a_request_id(stack: Stack, client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as unknown:
         client.chat.completions.create(model="nope", messages=PARIS)
     assert unknown.value.code == "model_not_found"
@@ -84,9 +76,7 @@ def test_errors_have_the_class_the_code_and_a_request_id(
         client.chat.completions.create(model=MODEL, messages=PARIS, temperature=9)
     assert bad.value.param == "temperature"
     with pytest.raises(openai.BadRequestError) as long:
-        client.chat.completions.create(
-            model=MODEL, messages=[{"role": "user", "content": "word " * 9000}]
-        )
+        client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "word " * 9000}])
     assert long.value.code == "context_length_exceeded"
     stranger = openai.OpenAI(base_url=f"{stack.url}/v1", api_key="fl-wrong", max_retries=0)
     with pytest.raises(openai.AuthenticationError) as who:
@@ -113,13 +103,9 @@ def test_a_revoked_key_stops_working(stack: Stack) -> None:
     eventually(refused, 5)
 
 
-def test_every_request_is_in_the_ledger_under_its_own_id(
-    stack: Stack, client: openai.OpenAI
-) -> None:
+def test_every_request_is_in_the_ledger_under_its_own_id(stack: Stack, client: openai.OpenAI) -> None:
     since = now()
-    answer = client.chat.completions.with_raw_response.create(
-        model=MODEL, messages=PARIS, temperature=0
-    )
+    answer = client.chat.completions.with_raw_response.create(model=MODEL, messages=PARIS, temperature=0)
     with pytest.raises(openai.BadRequestError):
         client.chat.completions.create(model=MODEL, messages=PARIS, temperature=9)
     records = {record["request_id"]: record for record in stack.settled(since, 2)}
@@ -134,9 +120,7 @@ def test_every_request_is_in_the_ledger_under_its_own_id(
     assert sorted(each["outcome"] for each in records.values()) == ["ok", "rejected"]
 
 
-def test_another_tenants_identical_prompt_shares_no_block(
-    stack: Stack, client: openai.OpenAI
-) -> None:
+def test_another_tenants_identical_prompt_shares_no_block(stack: Stack, client: openai.OpenAI) -> None:
     stack.manage("tenant", "create", "elsewhere")
     other = openai.OpenAI(base_url=f"{stack.url}/v1", api_key=stack.key("elsewhere"), max_retries=0)
     eventually(lambda: other.models.list().data, 5, openai.AuthenticationError)
@@ -147,9 +131,7 @@ def test_another_tenants_identical_prompt_shares_no_block(
     ]
 
     def cached(each: openai.OpenAI) -> int:
-        usage = each.chat.completions.create(
-            model=MODEL, messages=prompt, max_tokens=1, temperature=0
-        ).usage
+        usage = each.chat.completions.create(model=MODEL, messages=prompt, max_tokens=1, temperature=0).usage
         assert usage is not None
         assert usage.prompt_tokens_details is not None
         return usage.prompt_tokens_details.cached_tokens or 0
@@ -175,16 +157,12 @@ def test_a_trace_covers_the_request_on_one_clock(stack: Stack, client: openai.Op
     assert detail["clock"] == "shared"
     assert record["unattributed_us"] <= 0.05 * record["duration_us"]
     names = [phase[0] for phase in detail["phases"]]
-    assert {"auth", "routing", "connect", "engine_queue", "prefill", "decode", "settle"} <= set(
-        names
-    )
+    assert {"auth", "routing", "connect", "engine_queue", "prefill", "decode", "settle"} <= set(names)
     assert detail["candidates"][0]["verdict"] == "chosen"
     assert detail["decision"]["reason"]
 
 
-def test_a_killed_worker_is_told_replaced_and_explained(
-    stack: Stack, client: openai.OpenAI
-) -> None:
+def test_a_killed_worker_is_told_replaced_and_explained(stack: Stack, client: openai.OpenAI) -> None:
     pid = stack.pid("worker")
     stream = client.chat.completions.create(
         model=MODEL, messages=PARIS, stream=True, max_tokens=2000, extra_body={"ignore_eos": True}

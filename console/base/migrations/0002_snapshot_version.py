@@ -9,7 +9,8 @@ CREATE FUNCTION fanlight_snapshot_changed() RETURNS trigger LANGUAGE plpgsql AS 
 DECLARE
     now_at bigint;
 BEGIN
-    UPDATE base_snapshotversion SET version = version + 1 WHERE id = 1 RETURNING version INTO now_at;
+    INSERT INTO base_snapshotversion (id, version) VALUES (1, 1)
+        ON CONFLICT (id) DO UPDATE SET version = base_snapshotversion.version + 1 RETURNING version INTO now_at;
     PERFORM pg_notify('fanlight_snapshot', now_at::text);
     RETURN NULL;
 END $$;
