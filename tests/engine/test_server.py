@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import signal
 import socket
 from pathlib import Path
@@ -51,9 +52,7 @@ def test_paris_streaming_and_not_is_the_same_text(served: Served) -> None:
 
 async def test_the_async_client_works_too(served: Served) -> None:
     async with aclient(served) as api:
-        stream = await api.chat.completions.create(
-            model=NAME, messages=FRANCE, temperature=0, stream=True
-        )
+        stream = await api.chat.completions.create(model=NAME, messages=FRANCE, temperature=0, stream=True)
         assert "Paris" in content([chunk async for chunk in stream])
 
 
@@ -63,24 +62,17 @@ def test_the_usage_chunk_comes_last_and_only_when_asked(served: Served) -> None:
     assert all(chunk.usage is None for chunk in chunks[:-1])
     usage = chunks[-1].usage
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
-    assert usage == chat(served).usage.model_copy(
-        update={"prompt_tokens_details": usage.prompt_tokens_details}
-    )
+    assert usage == chat(served).usage.model_copy(update={"prompt_tokens_details": usage.prompt_tokens_details})
     assert not any(chunk.usage for chunk in chat(served, stream=True))
 
 
 def test_continuous_usage_counts_tokens_whose_text_is_held_back(served: Served) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
-    chunks = list(
-        chat(served, stream=True, stream_options=options, extra_body={"stop": ["Paris!"]})
-    )
+    chunks = list(chat(served, stream=True, stream_options=options, extra_body={"stop": ["Paris!"]}))
     counts = [chunk.usage.completion_tokens for chunk in chunks]
     assert counts == sorted(counts)
     assert set(range(1, counts[-1] + 1)) == set(counts), "one count for every token"
-    assert any(
-        not chunk.choices[0].delta.content and chunk.choices[0].finish_reason is None
-        for chunk in chunks[1:-1]
-    )
+    assert any(not chunk.choices[0].delta.content and chunk.choices[0].finish_reason is None for chunk in chunks[1:-1])
 
 
 def test_stop_strings_never_show(served: Served) -> None:
@@ -114,7 +106,7 @@ def test_completions_take_text_and_token_ids(served: Served) -> None:
 
 def test_a_seed_repeats_and_other_seeds_differ(served: Served) -> None:
     def said(seed: int) -> str:
-        answer = chat(served, messages=STORY, temperature=1.0, seed=seed, top_p=0.95)
+        answer = chat(served, messages=STORY, temperature=1.0, seed=seed, top_p=0.95, max_tokens=12)
         return str(answer.choices[0].message.content)
 
     assert said(1) == said(1)
@@ -138,9 +130,7 @@ def test_logprobs_come_with_each_token(served: Served) -> None:
     assert tokens[0].token == tokens[0].top_logprobs[0].token
     assert bytes(tokens[0].bytes).decode() == tokens[0].token
     assert all(t.logprob <= 0 and len(t.top_logprobs) == 2 for t in tokens)
-    text = served.api.completions.create(
-        model=NAME, prompt="The capital", logprobs=1, max_tokens=3, temperature=0
-    )
+    text = served.api.completions.create(model=NAME, prompt="The capital", logprobs=1, max_tokens=3, temperature=0)
     assert len(text.choices[0].logprobs.token_logprobs) == 3
 
 
@@ -255,9 +245,7 @@ def test_the_timeline_is_on_the_first_content_chunk_and_the_last(served: Served)
     report = reports[1]
     assert report["anchor"]["mono_ns"] == last["RECEIVED"][0]
     assert report["boot_id"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    assert (
-        report["cached_tokens"] + report["computed_tokens"] == last["TOKENIZED"][1]["prompt_tokens"]
-    )
+    assert report["cached_tokens"] + report["computed_tokens"] == last["TOKENIZED"][1]["prompt_tokens"]
     whole = httpx.post(
         url,
         json=body | {"stream": False, "stream_options": None},
@@ -278,9 +266,7 @@ async def test_a_client_that_leaves_frees_its_blocks(served: Served) -> None:
     }
     before = served.wait_idle()
     async with httpx.AsyncClient(base_url=served.url, timeout=60) as api:
-        async with api.stream(
-            "POST", "/v1/chat/completions", json=body | {"stream": True}
-        ) as answer:
+        async with api.stream("POST", "/v1/chat/completions", json=body | {"stream": True}) as answer:
             lines = answer.aiter_lines()
             for _ in range(9):
                 await anext(lines)
@@ -431,9 +417,7 @@ def test_a_unix_socket_a_key_and_a_drain(bundled_model: Path, tmp_path: Path) ->
             two = api.post("/v1/chat/completions", json=body | {"n": 2}, headers=auth)
             assert two.status_code == 503
             assert int(two.headers["retry-after"]) >= 1
-            with api.stream(
-                "POST", "/v1/chat/completions", json=body | {"stream": True}, headers=auth
-            ) as answer:
+            with api.stream("POST", "/v1/chat/completions", json=body | {"stream": True}, headers=auth) as answer:
                 lines = answer.iter_lines()
                 next(lines)
                 engine.process.send_signal(signal.SIGTERM)
@@ -465,9 +449,7 @@ def test_a_second_signal_stops_at_once(bundled_model: Path, tmp_path: Path) -> N
         assert engine.process.wait(20) == 0
 
 
-def test_a_drain_that_takes_too_long_ends_streams_with_an_error(
-    bundled_model: Path, tmp_path: Path
-) -> None:
+def test_a_drain_that_takes_too_long_ends_streams_with_an_error(bundled_model: Path, tmp_path: Path) -> None:
     with serve(bundled_model, tmp_path, "--num-blocks", "512", "--drain-seconds", "0.5") as engine:
         body = {"model": NAME, "messages": STORY, "max_tokens": 8000, "ignore_eos": True}
         with httpx.stream(
@@ -513,12 +495,63 @@ def test_a_hung_engine_says_so(bundled_model: Path, tmp_path: Path) -> None:
     option = ("--fault-delay", "hang=1", "--num-blocks", "64")
     with serve(bundled_model, tmp_path, *option) as engine:
         body = {"model": NAME, "messages": STORY, "max_tokens": 900, "stream": True}
-        with httpx.stream(
-            "POST", f"{engine.url}/v1/chat/completions", json=body, timeout=60
-        ) as answer:
+        with httpx.stream("POST", f"{engine.url}/v1/chat/completions", json=body, timeout=60) as answer:
             next(answer.iter_lines())
             engine.wait_for(lambda s: s["last_step_age_s"] > 10)
             health = httpx.get(f"{engine.url}/health")
             assert health.status_code == 503
             assert "no step for" in health.json()["reason"]
             assert post(engine, body).status_code == 503
+
+
+async def test_40_clients_that_hang_up_at_random_leave_nothing_behind(served: Served) -> None:
+    """generation_tokens = what each client was last told + what nobody was told."""
+    before = served.wait_idle()
+    chance = random.Random(7)
+
+    async def one(api: httpx.AsyncClient, at: int) -> int:
+        body = {
+            "model": NAME,
+            "prompt": f"{at} " + "lighthouse keeper " * (at % 7 * 20),
+            "max_tokens": 500,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        }
+        told, leave_after = 0, chance.randint(0, 12)
+        async with api.stream("POST", "/v1/completions", json=body) as answer:
+            async for line in answer.aiter_lines():
+                if line.startswith("data: {"):
+                    told = json.loads(line[6:])["usage"]["completion_tokens"]
+                if told >= leave_after:
+                    break
+        return told
+
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=served.url, timeout=120, limits=limits) as api:
+        told = await asyncio.gather(*(one(api, at) for at in range(40)))
+    after = await asyncio.to_thread(served.wait_idle)
+    generated = after["generation_tokens"] - before["generation_tokens"]
+    undelivered = after["undelivered_tokens"] - before["undelivered_tokens"]
+    # A chunk may have been sent that its client, already leaving, did not read.
+    assert sum(told) <= generated - undelivered <= generated < 40 * 500
+    aborted = after["requests_finished"]["abort"] - before["requests_finished"].get("abort", 0)
+    assert aborted == 40
+
+
+async def test_a_pool_too_small_for_all_preempts_and_still_answers_right(bundled_model: Path, tmp_path: Path) -> None:
+    """Eight greedy streams that cannot all fit: somebody is preempted, and nobody's text changes."""
+    options = ("--num-blocks", "24", "--dtype", "fp32")
+    body = {"model": NAME, "max_tokens": 60, "temperature": 0, "ignore_eos": True}
+
+    async def ask(api: httpx.AsyncClient, at: int) -> str:
+        answer = await api.post("/v1/completions", json=body | {"prompt": f"Chapter {at}. The"})
+        return str(answer.json()["choices"][0]["text"])
+
+    with serve(bundled_model, tmp_path, *options) as engine:
+        async with httpx.AsyncClient(base_url=engine.url, timeout=120) as api:
+            together = await asyncio.gather(*(ask(api, at) for at in range(8)))
+            assert engine.stats()["preemptions"] > 0
+            alone = [await ask(api, at) for at in range(2)]
+        engine.wait_idle()
+    assert together[:2] == alone
