@@ -21,9 +21,7 @@ EVENT_STREAM: list[Header] = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx would hold tokens back
 ]
-_ROLE = (
-    b'[{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
-)
+_ROLE = b'[{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
 
 
 class Answer(Protocol):
@@ -59,9 +57,7 @@ def usage_json(usage: Billed) -> dict[str, Any]:
 class StreamAnswer:
     """Server-sent events. The head goes out with the first text, so that a failure before it still has a status."""
 
-    def __init__(
-        self, exchange: Exchange, request: Request, dialect: Dialect, unsent_limit: int
-    ) -> None:
+    def __init__(self, exchange: Exchange, request: Request, dialect: Dialect, unsent_limit: int) -> None:
         assert request.ask is not None and request.route is not None
         self._exchange = exchange
         self._request = request
@@ -118,9 +114,7 @@ class StreamAnswer:
         stamps = self._request.stamps
         stamps.first_sent = stamps.first_sent or now
         if not more:
-            stamps.delivered = (
-                now  # before anybody else runs: servers report a finished exchange as a disconnect
-            )
+            stamps.delivered = now  # before anybody else runs: servers report a finished exchange as a disconnect
 
 
 class WholeAnswer:

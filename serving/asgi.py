@@ -46,9 +46,7 @@ class Gateway:
 
     inference: Inference
 
-    def __init__(
-        self, settings: GatewaySettings, snapshots: SnapshotSource, live: LiveState
-    ) -> None:
+    def __init__(self, settings: GatewaySettings, snapshots: SnapshotSource, live: LiveState) -> None:
         self._settings = settings
         self._live = live
         self._configuration = Configuration(snapshots, settings.snapshot_max_age_s)
@@ -60,12 +58,8 @@ class Gateway:
     async def startup(self) -> None:
         """Open the journal and begin to serve. Call it after any fork."""
         settings = self._settings
-        journal = Journal(
-            settings.journal_root, settings.instance, settings.max_in_flight + _SPARE_SLOTS
-        )
-        self._pipeline = Pipeline(
-            settings, self._configuration, self._live, journal, self._metrics, self._pool
-        )
+        journal = Journal(settings.journal_root, settings.instance, settings.max_in_flight + _SPARE_SLOTS)
+        self._pipeline = Pipeline(settings, self._configuration, self._live, journal, self._metrics, self._pool)
         self.inference = Playground(self._pipeline)
         self._tending = asyncio.create_task(self._tend())
 
@@ -120,9 +114,7 @@ class Gateway:
         elif path == "/metrics":
             _allow(exchange, "GET")
             health.check_may_read_metrics(exchange, self._settings)
-            await exchange.respond(
-                200, self._metrics.text(), [(b"content-type", health.METRICS_TYPE)]
-            )
+            await exchange.respond(200, self._metrics.text(), [(b"content-type", health.METRICS_TYPE)])
         elif path == "/healthz":
             _allow(exchange, "GET")
             await exchange.respond_json(200, {"status": "ok"})
@@ -207,9 +199,7 @@ class Gateway:
 
 def _allow(exchange: Exchange, method: str) -> None:
     if exchange.method != method:
-        raise MethodNotAllowed(
-            f"Use {method} for {exchange.path[:200]}.", headers=[(b"allow", method.encode())]
-        )
+        raise MethodNotAllowed(f"Use {method} for {exchange.path[:200]}.", headers=[(b"allow", method.encode())])
 
 
 async def _emptied(pipeline: Pipeline, timeout_s: float) -> bool:

@@ -24,9 +24,7 @@ def authenticate(authorization: str | None, snapshot: Snapshot, secret: bytes) -
             reason="missing",
         )
     if not apikey.is_well_formed(key):
-        raise Unauthenticated(
-            "The API key is malformed. Check that it was copied whole.", reason="malformed"
-        )
+        raise Unauthenticated("The API key is malformed. Check that it was copied whole.", reason="malformed")
     principal = snapshot.keys.get(apikey.digest(key, secret))
     if principal is None:
         raise Unauthenticated("The API key is not known here.", reason="unknown")

@@ -179,9 +179,7 @@ class ShuttingDown(UpstreamFailed):
     type = "service_unavailable"
     code = "server_shutting_down"
 
-    def __init__(
-        self, message: str = "The gateway shut down while this request was running."
-    ) -> None:
+    def __init__(self, message: str = "The gateway shut down while this request was running.") -> None:
         super().__init__(message, retry_after=1)
 
 
@@ -216,6 +214,4 @@ class Internal(GatewayError):
     outcome = Outcome.ERROR
 
     def __init__(self) -> None:
-        super().__init__(
-            "The gateway failed to handle this request; its operators can find it by x-request-id."
-        )
+        super().__init__("The gateway failed to handle this request; its operators can find it by x-request-id.")

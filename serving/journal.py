@@ -98,9 +98,7 @@ class SlotTable:
         _SLOT.pack_into(self._map, index * _SLOT.size, request_id, 0, 0, 0)
         return index
 
-    def update(
-        self, index: int, request_id: bytes, prompt: int, cached: int, completion: int
-    ) -> None:
+    def update(self, index: int, request_id: bytes, prompt: int, cached: int, completion: int) -> None:
         _SLOT.pack_into(self._map, index * _SLOT.size, request_id, prompt, cached, completion)
 
     def release(self, index: int) -> None:

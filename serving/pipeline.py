@@ -44,6 +44,7 @@ from serving.upstream import DONE, Chunk, EngineStream
 log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 3
+TELL_TIMEOUT_S = 3.0
 BACKOFF_S = 0.05  # doubled each time, and jittered
 
 
@@ -104,9 +105,7 @@ class Pipeline:
         assert request.route is not None
         snapshot = self.configuration.peek()
         replicas = self.configuration.replicas(snapshot, request.route)
-        candidates = [
-            routing.Candidate(r, self.pool.in_flight(r.id), self.live.load(r.id)) for r in replicas
-        ]
+        candidates = [routing.Candidate(r, self.pool.in_flight(r.id), self.live.load(r.id)) for r in replicas]
         self._turn += 1
         avoid = [attempt.replica_id for attempt in request.failed]
         return routing.choose(request.route.policy, candidates, turn=self._turn, avoid=avoid)
@@ -114,9 +113,7 @@ class Pipeline:
     def check_open(self) -> None:
         """Refuse new work while stopping, on an outdated configuration, or over the gateway's own bounds."""
         if self.stopping:
-            raise Unavailable(
-                "The gateway is shutting down.", code="server_shutting_down", retry_after=1
-            )
+            raise Unavailable("The gateway is shutting down.", code="server_shutting_down", retry_after=1)
         self.configuration.current()
         self.admission.check_capacity(len(self.in_flight))
 
@@ -152,7 +149,8 @@ class Run:
         request.close(error)
         self._let_go(error)
         try:
-            await self._tell(error, quietly=cancelled is not None)
+            await self._tell(error)
+            await self._pipeline.pause("settle")
         finally:
             self._settle()
         if self._stream is not None:
@@ -220,9 +218,7 @@ class Run:
         request.decided_in = request.decided_at - began
         request.replica = decision.replica
         if decision.replica is None:
-            raise Unavailable(
-                f"No replica can take this request: {decision.reason}.", code="no_ready_replica"
-            )
+            raise Unavailable(f"No replica can take this request: {decision.reason}.", code="no_ready_replica")
         request.stamps.routed = request.decided_at
 
     def _has_candidate(self) -> bool:
@@ -346,9 +342,7 @@ class Run:
             journal.open(self._opened(replica, request.slot))
         except OSError as error:
             log.error("journal: cannot note a request: %s", error)
-            raise Unavailable(
-                "The gateway cannot meter requests now.", code="journal_unwritable"
-            ) from error
+            raise Unavailable("The gateway cannot meter requests now.", code="journal_unwritable") from error
 
     def _opened(self, replica: Replica, slot: int) -> Opened:
         request, settings = self._request, self._pipeline.settings
@@ -410,9 +404,7 @@ class Run:
             return
         what = "next" if request.stamps.first_chunk else "first"
         request.cut(
-            DeadlineExceeded(
-                f"The model sent no {what} token within {route.first_token_deadline_s:g} seconds."
-            )
+            DeadlineExceeded(f"The model sent no {what} token within {route.first_token_deadline_s:g} seconds.")
         )
 
     def _too_late(self) -> None:
@@ -425,18 +417,14 @@ class Run:
             )
         )
 
-    def _why_cancelled(
-        self, cancel: asyncio.CancelledError
-    ) -> tuple[GatewayError, asyncio.CancelledError | None]:
-        """Ours to handle if `cut` did it; else the server or the caller's task ends, and must go on ending."""
+    def _why_cancelled(self, cancel: asyncio.CancelledError) -> tuple[GatewayError, asyncio.CancelledError | None]:
+        """Ours to handle if `cut` did it; else the server stops and cancels its tasks, and this one must end."""
         if self._request.cut_by is not None:
             task = asyncio.current_task()
             if task is not None:
                 task.uncancel()
             return self._request.cut_by, None
-        if self._pipeline.stopping:
-            return ShuttingDown(), cancel
-        return ClientLeft(), cancel
+        return ShuttingDown(), cancel
 
     # ---- the end
 
@@ -455,21 +443,19 @@ class Run:
         if self._answer is not None and self._request.left:
             self._answer.abandon()
 
-    async def _tell(self, error: GatewayError | None, *, quietly: bool) -> None:
+    async def _tell(self, error: GatewayError | None) -> None:
         """Tell the client what went wrong, if it is there to listen. Whatever happens here, settling follows."""
-        request = self._request
+        request, answer = self._request, self._answer
+        if error is None or request.left:
+            return
         try:
-            if error is not None and not quietly and not request.left:
-                if self._answer is not None:
-                    await self._answer.fail(error)
-                else:
-                    await self._caller.refuse(error)
-                request.stamps.delivered = time.monotonic_ns()
-            await self._pipeline.pause("settle")
+            async with asyncio.timeout(TELL_TIMEOUT_S):
+                await (answer.fail(error) if answer is not None else self._caller.refuse(error))
+            request.stamps.delivered = time.monotonic_ns()
         except (GatewayError, OSError) as unreachable:
             log.info("request %s: nobody to tell: %s", request.id, unreachable)
-        if error is not None and self._answer is not None:
-            self._answer.abandon()
+        if answer is not None:
+            answer.abandon()
 
     def _settle(self) -> None:
         """The one finaliser. It does not await, so it cannot be interrupted."""

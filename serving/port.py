@@ -106,9 +106,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     min_free_disk_bytes: int = 1_000_000_000
     unsent_bytes_limit: int = 1_000_000
     drain_s: float = 30.0
-    fault_delays: Mapping[
-        str, float
-    ] = {}  # testing only: phase -> seconds slept in exactly that phase
+    fault_delays: Mapping[str, float] = {}  # testing only: phase -> seconds slept in exactly that phase
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -122,7 +120,7 @@ class Outcome(StrEnum):
     CANCELLED = "cancelled"  # the client left
     ERROR = "error"  # the engine or the way to it failed
     TIMEOUT = "timeout"  # a deadline of the route cut it
-    REJECTED = "rejected"  # never dispatched: bad input, limits, no replica
+    REJECTED = "rejected"  # refused before any work: bad input, limits, no replica, or the engine's own 4xx or 503
     SLOW_READER = "slow_reader"  # the client did not read and its unsent bytes reached the bound
     GATEWAY_LOST = "gateway_lost"  # the gateway died; settled from its journal by the shipper
 
@@ -131,9 +129,7 @@ class UsageRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One immutable billable line for one authenticated request. `id` is the gateway's UUIDv7, never the client's."""
 
     id: str
-    started_at: (
-        float  # wall seconds; the id's own millisecond stamp, so that (started_at, id) is one key
-    )
+    started_at: float  # wall seconds; the id's own millisecond stamp, so that (started_at, id) is one key
     tenant_id: str
     key_id: str
     model: str
@@ -156,7 +152,7 @@ PHASES = (
     "engine_queue",  # queued in the engine until first scheduled
     "prefill",  # first scheduled until the first token is sampled
     "decode",  # first token until the engine's last
-    "engine",  # where an engine tells no phases: request written until its end
+    "engine",  # where an engine tells no phases: request written until its end; also each failed attempt
     "deliver",  # the engine's last token until the last byte is handed to the client
     "settle",  # after the last byte: usage and records made
 )
@@ -185,7 +181,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int = 0
     completion_tokens: int = 0
     duration_us: int = 0  # received to settled
-    ttft_us: int | None = None  # received to first token handed to the client
+    ttft_us: int | None = None  # received to first token handed to the client; None without streaming
     itl_p50_us: int | None = None
     itl_p99_us: int | None = None
     itl_max_us: int | None = None

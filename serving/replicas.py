@@ -34,9 +34,7 @@ class Channel:
             skip_auto_headers=("User-Agent", "Accept-Encoding"),
         )
 
-    async def post(
-        self, path: str, body: bytes, headers: Mapping[str, str]
-    ) -> aiohttp.ClientResponse:
+    async def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
         """Send a request and wait for the head of its response."""
         url = self._urls.get(path)
         if url is None:

@@ -64,9 +64,7 @@ class Gaps:
 class Request:
     """One authenticated client call. Owned by the task that serves it; `cut` is how anybody else ends it."""
 
-    def __init__(
-        self, arrival: Arrival, principal: Principal, endpoint: str, snapshot: Snapshot
-    ) -> None:
+    def __init__(self, arrival: Arrival, principal: Principal, endpoint: str, snapshot: Snapshot) -> None:
         self.arrival = arrival
         self.id = arrival.id
         self.principal = principal
@@ -103,8 +101,10 @@ class Request:
     # the way in
 
     def begin(self) -> None:
-        """The current task serves this request."""
+        """The current task serves this request; one that was cut before it began ends at its first wait."""
         self._task = asyncio.current_task()
+        if self.cut_by is not None and self._task is not None:
+            self._task.cancel()
 
     def take(self, ask: Ask) -> None:
         self.ask = ask
@@ -114,10 +114,11 @@ class Request:
 
     def cut(self, error: GatewayError) -> None:
         """End the request from outside. The first reason counts, and none once all is delivered or it is ending."""
-        if self._closing or self.stamps.delivered or self.cut_by is not None or self._task is None:
+        if self._closing or self.stamps.delivered or self.cut_by is not None:
             return
         self.cut_by = error
-        self._task.cancel()
+        if self._task is not None:
+            self._task.cancel()
 
     def note_failure(self, error: GatewayError, now: int) -> None:
         """An attempt failed."""

@@ -31,9 +31,7 @@ class Decision(msgspec.Struct, frozen=True):
     candidates: list[dict[str, Any]]
 
 
-def choose(
-    policy: str, candidates: Sequence[Candidate], *, turn: int, avoid: Collection[str] = ()
-) -> Decision:
+def choose(policy: str, candidates: Sequence[Candidate], *, turn: int, avoid: Collection[str] = ()) -> Decision:
     """Choose among the ready candidates; `turn` rotates ties, `avoid` names replicas that have just failed."""
     ready = [c for c in candidates if c.replica.state == "ready"]
     fresh = [c for c in ready if c.replica.id not in avoid] or ready
@@ -55,9 +53,7 @@ def _score(policy: str, candidate: Candidate) -> float:
     return round(candidate.in_flight / slots, 4) if slots else float(candidate.in_flight)
 
 
-def _reason(
-    policy: str, best: Candidate, among: Sequence[Candidate], scores: dict[str, float]
-) -> str:
+def _reason(policy: str, best: Candidate, among: Sequence[Candidate], scores: dict[str, float]) -> str:
     if len(among) == 1:
         return "the only replica that can take it"
     if policy == ROUND_ROBIN:
@@ -80,9 +76,7 @@ def _told(
     return told[:MAX_RECORDED]
 
 
-def _row(
-    candidate: Candidate, scores: dict[str, float], chosen: bool, failed: bool
-) -> dict[str, Any]:
+def _row(candidate: Candidate, scores: dict[str, float], chosen: bool, failed: bool) -> dict[str, Any]:
     replica, load = candidate.replica, candidate.load
     row: dict[str, Any] = {
         "replica_id": replica.id,

@@ -206,9 +206,7 @@ def completion(raw: bytes) -> Ask:
     return _ask(body, upstream, limit=body.max_tokens, choices=choices, estimate=estimate)
 
 
-def _ask(
-    body: Sampling, upstream: dict[str, Any], *, limit: int | None, choices: int, estimate: int
-) -> Ask:
+def _ask(body: Sampling, upstream: dict[str, Any], *, limit: int | None, choices: int, estimate: int) -> Ask:
     options = body.stream_options
     if options is not None and not body.stream:
         raise BadRequest("stream_options needs stream: true", param="stream_options")
@@ -250,9 +248,7 @@ def _prompts(prompt: str | list[str | int | list[int]]) -> tuple[int, int]:
         return len(prompt), sum(_estimate(len(item)) for item in prompt if isinstance(item, str))
     if all(isinstance(item, list) for item in prompt):
         return len(prompt), sum(len(item) for item in prompt if isinstance(item, list))
-    raise BadRequest(
-        "a list of prompts holds texts, token ids or lists of token ids, not a mix", param="prompt"
-    )
+    raise BadRequest("a list of prompts holds texts, token ids or lists of token ids, not a mix", param="prompt")
 
 
 def _estimate(characters: int) -> int:
@@ -308,9 +304,7 @@ def _explained(error: msgspec.ValidationError, prefix: str = "") -> BadRequest:
             code="missing_required_parameter",
         )
     if _PART.match(path):
-        return BadRequest(
-            f"{what}: only text content is supported.", param=param, code="unsupported_content"
-        )
+        return BadRequest(f"{what}: only text content is supported.", param=param, code="unsupported_content")
     if not param:
         return BadRequest(f"The body must be a JSON object: {what}.", code="invalid_json")
     return BadRequest(f"Invalid value for `{param}`: {what}.", param=param, code="invalid_value")

@@ -195,9 +195,7 @@ class Shipper:
     def _adopt(self, tail: Tail) -> int:
         lost = tail.lost()
         if lost:
-            log.warning(
-                "shipper: %s died with %d requests in flight", tail.directory.name, len(lost)
-            )
+            log.warning("shipper: %s died with %d requests in flight", tail.directory.name, len(lost))
         for batch in _batches(lost):
             self._sink.write(batch)
         return len(lost)

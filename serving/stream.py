@@ -89,9 +89,7 @@ class Editor:
             self.finish_reason = reason
             pieces.append(self._finish(choice.index, reason))
 
-    def _filter(
-        self, stop: StopFilter, choice: Choice, source: dict[str, Any], *, ended: bool
-    ) -> None:
+    def _filter(self, stop: StopFilter, choice: Choice, source: dict[str, Any], *, ended: bool) -> None:
         """Replace the text of a choice by what may be shown; its logprobs wait for the text they belong to."""
         shown = stop.feed(self._text(choice))
         if ended and stop.matched is None:
@@ -121,9 +119,7 @@ class Editor:
         return Piece(choice, raw % (index, said, msgspec.json.encode(reason)))
 
 
-def merged_logprobs(
-    one: dict[str, Any] | None, other: dict[str, Any] | None
-) -> dict[str, Any] | None:
+def merged_logprobs(one: dict[str, Any] | None, other: dict[str, Any] | None) -> dict[str, Any] | None:
     """Logprobs of two stretches of text as those of one: every list continues."""
     if one is None or other is None:
         return one or other

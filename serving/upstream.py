@@ -109,9 +109,7 @@ class EventParser:
 
 def _payload(event: bytes) -> bytes | None:
     """The general form: several data lines, other fields, comments."""
-    lines = [
-        line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")
-    ]
+    lines = [line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")]
     return b"\n".join(lines) if lines else None
 
 
@@ -152,9 +150,7 @@ class EngineStream:
                 self._response.close()
 
 
-async def dispatch(
-    channel: Channel, path: str, body: bytes, headers: Mapping[str, str]
-) -> EngineStream:
+async def dispatch(channel: Channel, path: str, body: bytes, headers: Mapping[str, str]) -> EngineStream:
     """Send the request; returns once the engine has begun to answer it with a stream."""
     try:
         response = await channel.post(path, body, headers)

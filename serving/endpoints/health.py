@@ -36,9 +36,7 @@ def check_may_read_metrics(exchange: Exchange, settings: GatewaySettings) -> Non
     token = auth.bearer(exchange.header(b"authorization")) or ""
     expected = settings.metrics_token
     if not expected or not hmac.compare_digest(token.encode(), expected.encode()):
-        raise Unauthenticated(
-            "Metrics need the metrics token here.", reason="metrics", code="invalid_metrics_token"
-        )
+        raise Unauthenticated("Metrics need the metrics token here.", reason="metrics", code="invalid_metrics_token")
 
 
 def _origin(exchange: Exchange, trusted: Sequence[str]) -> str | None:

@@ -28,9 +28,7 @@ _UNKNOWN = "unknown"
 class Histogram(Collector):
     """Observed from the event loop only: no lock, and many values at once cost a bisection each."""
 
-    def __init__(
-        self, name: str, documentation: str, labels: Labels, bounds: tuple[float, ...]
-    ) -> None:
+    def __init__(self, name: str, documentation: str, labels: Labels, bounds: tuple[float, ...]) -> None:
         self._name = name
         self._documentation = documentation
         self._labels = labels
@@ -88,21 +86,15 @@ class Metrics:
             "Authenticated requests by how they ended",
             (*where, "outcome", "reason"),
         )
-        self._tokens = self._counter(
-            names.TOKENS, "Billed tokens; cached ones are inside prompt", ("model", "kind")
-        )
+        self._tokens = self._counter(names.TOKENS, "Billed tokens; cached ones are inside prompt", ("model", "kind"))
         self._retries = self._counter(
             names.RETRIES, "Attempts that failed before the first byte", ("replica", "reason")
         )
-        self._unauthenticated = self._counter(
-            names.UNAUTHENTICATED, "Requests without a valid key", ("reason",)
-        )
+        self._unauthenticated = self._counter(names.UNAUTHENTICATED, "Requests without a valid key", ("reason",))
         self._duration = self._histogram(names.DURATION, "Received to settled", where, _SECONDS)
         self._ttft = self._histogram(names.TTFT, "Received to first token sent", where, _SECONDS)
         self._itl = self._histogram(names.ITL, "Between chunks with text", where, _SHORT)
-        self._queue = self._histogram(
-            names.QUEUE, "In queues, ours and the engine's", where, _SECONDS
-        )
+        self._queue = self._histogram(names.QUEUE, "In queues, ours and the engine's", where, _SECONDS)
         self._gateway = self._histogram(names.GATEWAY, "In the gateway itself", where, _SHORT)
         self.registry.register(Gauges(gauges))
         self._children: dict[Labels, Counter] = {}
@@ -154,9 +146,7 @@ class Metrics:
     def _counter(self, name: str, documentation: str, labels: Labels) -> Counter:
         return Counter(name, documentation, labels, registry=self.registry)
 
-    def _histogram(
-        self, name: str, documentation: str, labels: Labels, bounds: tuple[float, ...]
-    ) -> Histogram:
+    def _histogram(self, name: str, documentation: str, labels: Labels, bounds: tuple[float, ...]) -> Histogram:
         histogram = Histogram(name, documentation, labels, bounds)
         self.registry.register(histogram)
         return histogram

@@ -74,9 +74,7 @@ def percentile(values: Sequence[int], share: float) -> int:
     return values[min(int(len(values) * share), len(values) - 1)]
 
 
-def _record(
-    request: Request, bill: Billed, merged: Timeline, settings: GatewaySettings
-) -> RequestRecord:
+def _record(request: Request, bill: Billed, merged: Timeline, settings: GatewaySettings) -> RequestRecord:
     stamps, replica = request.stamps, request.replica
     gaps = sorted(request.gaps.values)
     unit = GAP_UNIT_NS // _US
@@ -136,8 +134,7 @@ def _detail(request: Request, merged: Timeline) -> RequestDetail:
         started_at=request.arrival.started_at,
         events=[(who, name, (at - origin) // _US, args) for who, name, at, args in merged.events],
         phases=[
-            (p.name, (p.start - origin) // _US, (p.end - origin) // _US, _args(p.args, origin))
-            for p in merged.phases
+            (p.name, (p.start - origin) // _US, (p.end - origin) // _US, _args(p.args, origin)) for p in merged.phases
         ],
         clock=merged.clock,
         decision=_decision(request, origin),
@@ -146,8 +143,7 @@ def _detail(request: Request, merged: Timeline) -> RequestDetail:
         gaps_dropped=request.gaps.dropped,
         params=_params(request),
         attempts=[
-            {"replica_id": a.replica_id, "error": a.error, "t": (a.failed - origin) // _US}
-            for a in request.failed
+            {"replica_id": a.replica_id, "error": a.error, "t": (a.failed - origin) // _US} for a in request.failed
         ],
         engine=_engine(request),
         error=request.error.message[:500] if request.error else "",

@@ -57,9 +57,7 @@ class Stamps(msgspec.Struct):
     authenticated: int = 0
     body: int = 0
     admitted: int = 0
-    routed: int = (
-        0  # the replica is chosen: everything from here to the engine's RECEIVED is `connect`
-    )
+    routed: int = 0  # the replica is chosen: everything from here to the engine's RECEIVED is `connect`
     posted: int = 0  # the request is handed to the connection
     first_chunk: int = 0
     first_sent: int = 0

@@ -36,9 +36,7 @@ async def client(stack: Stack) -> AsyncIterator[httpx.AsyncClient]:
 async def connected(stack: Stack, key: str | None = KEY) -> AsyncIterator[httpx.AsyncClient]:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     # verify=False: plain HTTP here, and loading the certificates takes longer than most tests
-    async with httpx.AsyncClient(
-        base_url=stack.url, headers=headers, timeout=10, verify=False
-    ) as client:
+    async with httpx.AsyncClient(base_url=stack.url, headers=headers, timeout=10, verify=False) as client:
         yield client
 
 

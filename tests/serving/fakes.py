@@ -84,14 +84,8 @@ class EngineCall:
         data = value if isinstance(value, bytes) else json.dumps(value, ensure_ascii=False).encode()
         await self.raw(b"data: " + data + b"\n\n")
 
-    def choice(
-        self, text: str | None, index: int = 0, finish: str | None = None, **extra: Any
-    ) -> dict[str, Any]:
-        said = (
-            {"delta": {} if text is None else {"content": text}}
-            if self.chat
-            else {"text": text or ""}
-        )
+    def choice(self, text: str | None, index: int = 0, finish: str | None = None, **extra: Any) -> dict[str, Any]:
+        said = {"delta": {} if text is None else {"content": text}} if self.chat else {"text": text or ""}
         return {"index": index, **said, "logprobs": None, "finish_reason": finish, **extra}
 
     def chunk(self, *choices: dict[str, Any], usage: bool = True, **extra: Any) -> dict[str, Any]:
@@ -115,9 +109,7 @@ class EngineCall:
             "prompt_tokens_details": {"cached_tokens": CACHED_TOKENS},
         }
 
-    async def token(
-        self, text: str, index: int = 0, *, tokens: int = 1, usage: bool = True, **extra: Any
-    ) -> None:
+    async def token(self, text: str, index: int = 0, *, tokens: int = 1, usage: bool = True, **extra: Any) -> None:
         self.sent_tokens += tokens
         await self.event(self.chunk(self.choice(text, index), usage=usage, **extra))
 
@@ -295,9 +287,7 @@ class FakeSnapshots:
 
 class FakeLive:
     def load(self, replica_id: str) -> ReplicaLoad | None:
-        return ReplicaLoad(
-            at=time.time(), running=2, waiting=0, kv_usage=0.25, free_blocks=75, steps=9
-        )
+        return ReplicaLoad(at=time.time(), running=2, waiting=0, kv_usage=0.25, free_blocks=75, steps=9)
 
 
 def replica(path: Path, number: int = 1, **changes: Any) -> Replica:
@@ -362,9 +352,7 @@ def snapshot(replicas: Iterable[Replica], **route_changes: Any) -> Snapshot:
 class Stack:
     """A gateway with a port, its journal, and the engines behind it."""
 
-    def __init__(
-        self, root: Path, engines: list[FakeEngine], snapshots: FakeSnapshots, **settings: Any
-    ) -> None:
+    def __init__(self, root: Path, engines: list[FakeEngine], snapshots: FakeSnapshots, **settings: Any) -> None:
         self.engines = engines
         self.snapshots = snapshots
         self.settings = GatewaySettings(
@@ -430,12 +418,8 @@ async def running(
     fakes = [FakeEngine(root / f"engine-{number}.sock") for number in range(1, engines + 1)]
     for fake in fakes:
         await fake.start()
-    replicas = [
-        replica(f.path, number, **(replica_changes or {})) for number, f in enumerate(fakes, 1)
-    ]
-    stack = Stack(
-        root, fakes, FakeSnapshots(snapshot(replicas, **(route_changes or {}))), **settings
-    )
+    replicas = [replica(f.path, number, **(replica_changes or {})) for number, f in enumerate(fakes, 1)]
+    stack = Stack(root, fakes, FakeSnapshots(snapshot(replicas, **(route_changes or {}))), **settings)
     await stack.gateway.startup()
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))

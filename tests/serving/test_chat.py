@@ -52,17 +52,13 @@ async def test_a_stream_has_openais_shape(stack: Stack, client: httpx.AsyncClien
     }
     assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
     assert all("role" not in c["choices"][0]["delta"] for c in chunks[1:])
-    assert [c["choices"][0]["finish_reason"] for c in chunks] == [None] * (len(chunks) - 1) + [
-        "stop"
-    ]
+    assert [c["choices"][0]["finish_reason"] for c in chunks] == [None] * (len(chunks) - 1) + ["stop"]
     assert chunks[-1]["choices"][0]["delta"] == {}
     assert text_of(chunks) == ANSWER
     assert all("usage" not in c and "fanlight" not in c for c in chunks)
 
 
-async def test_usage_is_streamed_only_where_asked_for(
-    stack: Stack, client: httpx.AsyncClient
-) -> None:
+async def test_usage_is_streamed_only_where_asked_for(stack: Stack, client: httpx.AsyncClient) -> None:
     body = chat(stream=True, stream_options={"include_usage": True})
     *chunks, usage, done = events((await client.post("/v1/chat/completions", json=body)).text)
     assert all(c["usage"] is None for c in chunks)
@@ -73,9 +69,7 @@ async def test_usage_is_streamed_only_where_asked_for(
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_completions(stack: Stack, client: httpx.AsyncClient, stream: bool) -> None:
-    response = await client.post(
-        "/v1/completions", json={"model": MODEL, "prompt": "The", "stream": stream}
-    )
+    response = await client.post("/v1/completions", json={"model": MODEL, "prompt": "The", "stream": stream})
     if stream:
         *chunks, done = events(response.text)
         assert done == "[DONE]"
@@ -128,9 +122,7 @@ async def test_what_the_engine_gets(stack: Stack, client: httpx.AsyncClient, str
 
 async def test_the_record_of_an_answer(stack: Stack, client: httpx.AsyncClient) -> None:
     headers = {"x-request-id": "mine"}
-    response = await client.post(
-        "/v1/chat/completions", json=chat(stream=True, user="u-1"), headers=headers
-    )
+    response = await client.post("/v1/chat/completions", json=chat(stream=True, user="u-1"), headers=headers)
     entry = await stack.the_settled()
     usage, record, detail = entry.usage, entry.record, entry.detail
     assert usage is not None
@@ -166,9 +158,7 @@ async def test_the_record_of_an_answer(stack: Stack, client: httpx.AsyncClient) 
     assert "France" not in str(detail)
 
 
-async def test_the_same_client_request_id_twice_is_two_requests(
-    stack: Stack, client: httpx.AsyncClient
-) -> None:
+async def test_the_same_client_request_id_twice_is_two_requests(stack: Stack, client: httpx.AsyncClient) -> None:
     for _ in range(2):
         await client.post("/v1/chat/completions", json=chat(), headers={"x-request-id": "same"})
     first, second = await stack.settled()
@@ -176,9 +166,7 @@ async def test_the_same_client_request_id_twice_is_two_requests(
     assert first.record.client_request_id == second.record.client_request_id == "same"
 
 
-async def test_several_choices_interleave_and_close_each_for_itself(
-    stack: Stack, client: httpx.AsyncClient
-) -> None:
+async def test_several_choices_interleave_and_close_each_for_itself(stack: Stack, client: httpx.AsyncClient) -> None:
     async def script(call: EngineCall) -> None:
         await call.head()
         for index, word in ((0, "a"), (1, "x"), (0, "b"), (1, "y")):
@@ -200,9 +188,7 @@ async def test_several_choices_interleave_and_close_each_for_itself(
     assert [e.usage.completion_tokens for e in await stack.settled() if e.usage] == [4, 4]
 
 
-async def test_text_in_the_finish_chunk_is_split_from_it(
-    stack: Stack, client: httpx.AsyncClient
-) -> None:
+async def test_text_in_the_finish_chunk_is_split_from_it(stack: Stack, client: httpx.AsyncClient) -> None:
     async def script(call: EngineCall) -> None:
         await call.head()
         call.sent_tokens = 1
@@ -218,9 +204,7 @@ async def test_text_in_the_finish_chunk_is_split_from_it(
     assert text_of(chunks) == "end"
 
 
-async def test_tool_call_parts_are_relayed_and_put_together(
-    stack: Stack, client: httpx.AsyncClient
-) -> None:
+async def test_tool_call_parts_are_relayed_and_put_together(stack: Stack, client: httpx.AsyncClient) -> None:
     parts = [
         {
             "index": 0,
@@ -253,16 +237,12 @@ async def test_tool_call_parts_are_relayed_and_put_together(
         }
     ]
     assert body["choices"][0]["finish_reason"] == "tool_calls"
-    stream = events(
-        (await client.post("/v1/chat/completions", json=chat(tools=tools, stream=True))).text
-    )
+    stream = events((await client.post("/v1/chat/completions", json=chat(tools=tools, stream=True))).text)
     relayed = [c["choices"][0]["delta"]["tool_calls"][0] for c in stream[1:-2]]
     assert relayed == parts
 
 
-async def test_characters_split_over_reads_arrive_whole(
-    stack: Stack, client: httpx.AsyncClient
-) -> None:
+async def test_characters_split_over_reads_arrive_whole(stack: Stack, client: httpx.AsyncClient) -> None:
     word = "日本語🙂é"
 
     async def script(call: EngineCall) -> None:
@@ -270,11 +250,7 @@ async def test_characters_split_over_reads_arrive_whole(
 
         await call.head()
         call.sent_tokens = 1
-        data = (
-            b"data: "
-            + json.dumps(call.chunk(call.choice(word)), ensure_ascii=False).encode()
-            + b"\r\n\r\n"
-        )
+        data = b"data: " + json.dumps(call.chunk(call.choice(word)), ensure_ascii=False).encode() + b"\r\n\r\n"
         for at in range(len(data)):
             await call.raw(data[at : at + 1])
         await call.finish()
@@ -284,9 +260,7 @@ async def test_characters_split_over_reads_arrive_whole(
     assert text_of(chunks) == word
 
 
-async def test_an_engine_that_tells_no_usage_is_billed_by_what_it_sent(
-    stack: Stack, client: httpx.AsyncClient
-) -> None:
+async def test_an_engine_that_tells_no_usage_is_billed_by_what_it_sent(stack: Stack, client: httpx.AsyncClient) -> None:
     async def script(call: EngineCall) -> None:
         await call.head()
         for word in ("a", "b", "c"):
@@ -312,9 +286,7 @@ async def test_connections_are_reused(stack: Stack, client: httpx.AsyncClient) -
     assert stack.engine.connections == 1
 
 
-async def test_a_restarted_replica_gets_new_connections(
-    stack: Stack, client: httpx.AsyncClient
-) -> None:
+async def test_a_restarted_replica_gets_new_connections(stack: Stack, client: httpx.AsyncClient) -> None:
     from tests.serving.fakes import replica
 
     await client.post("/v1/chat/completions", json=chat())

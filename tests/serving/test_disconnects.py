@@ -123,9 +123,7 @@ async def test_leaving_while_sending_the_body_never_reaches_an_engine(stack: Sta
     assert stack.engine.calls == []
 
 
-async def test_leaving_while_waiting_between_attempts(
-    stack: Stack, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_leaving_while_waiting_between_attempts(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     async def die(call: EngineCall) -> None:
         call.die()
 
@@ -250,9 +248,7 @@ async def test_a_server_that_cancels_its_task_still_settles(stack: Stack) -> Non
         "headers": headers,
         "client": ("127.0.0.1", 1),
     }
-    asked = [
-        {"type": "http.request", "body": json.dumps(chat(stream=True)).encode(), "more_body": False}
-    ]
+    asked = [{"type": "http.request", "body": json.dumps(chat(stream=True)).encode(), "more_body": False}]
     sent: list[object] = []
 
     async def receive() -> dict[str, object]:
@@ -271,13 +267,12 @@ async def test_a_server_that_cancels_its_task_still_settles(stack: Stack) -> Non
     with pytest.raises(asyncio.CancelledError):
         await task
     entry = await stack.the_settled()
-    assert entry.record.outcome == "cancelled"
+    assert (entry.record.outcome, entry.record.code) == ("error", "server_shutting_down")
+    assert b"server_shutting_down" in sent[-1]["body"]  # type: ignore[index]
     await (await stack.engine.call()).until_closed()
 
 
-async def test_a_client_may_pipeline_requests_on_one_connection(
-    stack: Stack, client: httpx.AsyncClient
-) -> None:
+async def test_a_client_may_pipeline_requests_on_one_connection(stack: Stack, client: httpx.AsyncClient) -> None:
     for stream in (True, False, True):
         assert (await client.post(CHAT, json=chat(stream=stream))).status_code == 200
     assert [e.record.outcome for e in await stack.settled()] == ["ok"] * 3

@@ -53,9 +53,7 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
 async def test_a_bad_key_is_401_and_only_counted(
     stack: Stack, client: httpx.AsyncClient, key: str | None, says: str
 ) -> None:
-    headers = (
-        {"Authorization": f"Bearer {key}"} if key is not None else {"Authorization": "Basic abc"}
-    )
+    headers = {"Authorization": f"Bearer {key}"} if key is not None else {"Authorization": "Basic abc"}
     response = await client.post(CHAT, json=chat(), headers=headers)
     assert response.status_code == 401
     error = error_of(response)
@@ -159,9 +157,7 @@ async def test_a_bad_body_names_the_field_and_leaves_a_zero_record(
     stack: Stack, client: httpx.AsyncClient, body: Any, status: int, code: str, param: str | None
 ) -> None:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    response = await client.post(
-        CHAT, content=content, headers={"content-type": "application/json"}
-    )
+    response = await client.post(CHAT, content=content, headers={"content-type": "application/json"})
     error = error_of(response)
     assert (response.status_code, error["code"], error["param"]) == (status, code, param)
     entry = await stack.the_settled()
@@ -175,9 +171,7 @@ async def test_a_bad_body_names_the_field_and_leaves_a_zero_record(
     assert stack.engine.calls == []
 
 
-async def test_documented_fields_without_effect_are_accepted(
-    stack: Stack, client: httpx.AsyncClient
-) -> None:
+async def test_documented_fields_without_effect_are_accepted(stack: Stack, client: httpx.AsyncClient) -> None:
     harmless = {
         "user": "u",
         "metadata": {"a": "b"},
@@ -223,9 +217,7 @@ async def test_another_content_type_is_415(stack: Stack, client: httpx.AsyncClie
 
 async def test_a_body_over_the_limit_is_413(root: Any) -> None:
     async with running(root, max_body_bytes=1000) as stack, connected(stack) as client:
-        response = await client.post(
-            CHAT, json=chat(messages=[{"role": "user", "content": "x" * 2000}])
-        )
+        response = await client.post(CHAT, json=chat(messages=[{"role": "user", "content": "x" * 2000}]))
         assert response.status_code == 413
         assert error_of(response)["code"] == "request_too_large"
 
@@ -233,9 +225,7 @@ async def test_a_body_over_the_limit_is_413(root: Any) -> None:
             yield b"x" * 800
             yield b"x" * 800
 
-        response = await client.post(
-            CHAT, content=chunked(), headers={"content-type": "application/json"}
-        )
+        response = await client.post(CHAT, content=chunked(), headers={"content-type": "application/json"})
         assert response.status_code == 413
 
 
@@ -255,9 +245,7 @@ async def test_models_say_how_long_their_context_is(client: httpx.AsyncClient) -
     assert one["object"] == "model" and one["max_model_len"] == 8192
 
 
-async def test_a_stale_configuration_is_503_never_401(
-    stack: Stack, client: httpx.AsyncClient
-) -> None:
+async def test_a_stale_configuration_is_503_never_401(stack: Stack, client: httpx.AsyncClient) -> None:
     stack.snapshots.change(taken_at=time.time() - 901, keys={})
     response = await client.post(CHAT, json=chat())
     assert response.status_code == 503
@@ -271,9 +259,7 @@ async def test_a_stale_configuration_is_503_never_401(
 
 
 @pytest.mark.parametrize("state", ["starting", "draining", "stopped"])
-async def test_no_ready_replica_is_503_and_says_why(
-    stack: Stack, client: httpx.AsyncClient, state: str
-) -> None:
+async def test_no_ready_replica_is_503_and_says_why(stack: Stack, client: httpx.AsyncClient, state: str) -> None:
     stack.snapshots.change(replicas={"replica-1": replica(stack.engine.path, state=state)})
     response = await client.post(CHAT, json=chat())
     assert response.status_code == 503
@@ -306,9 +292,7 @@ async def test_too_many_in_flight_is_503(root: Any) -> None:
 
 
 @pytest.mark.parametrize("status", [400, 422, 429])
-async def test_the_engines_refusal_is_passed_on(
-    stack: Stack, client: httpx.AsyncClient, status: int
-) -> None:
+async def test_the_engines_refusal_is_passed_on(stack: Stack, client: httpx.AsyncClient, status: int) -> None:
     async def refuse(call: EngineCall) -> None:
         await call.refuse(status, "too odd")
 
@@ -326,9 +310,7 @@ async def test_the_engines_refusal_is_passed_on(
     assert {e.record.outcome for e in await stack.settled()} == {"rejected"}
 
 
-async def test_a_full_engine_is_503_with_its_retry_after(
-    stack: Stack, client: httpx.AsyncClient
-) -> None:
+async def test_a_full_engine_is_503_with_its_retry_after(stack: Stack, client: httpx.AsyncClient) -> None:
     async def full(call: EngineCall) -> None:
         await call.refuse(503, "full", **{"Retry-After": "7"})
 

@@ -23,11 +23,7 @@ async def dies_at_once(call: EngineCall) -> None:
 
 async def dies_after_the_head(call: EngineCall) -> None:
     await call.head()
-    await call.event(
-        call.chunk(
-            {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
-        )
-    )
+    await call.event(call.chunk({"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}))
     call.die()
 
 
@@ -80,20 +76,14 @@ EARLY = [
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("fault", EARLY)
-async def test_a_fault_before_the_first_byte_is_tried_elsewhere(
-    root: Path, fault: Script, stream: bool
-) -> None:
+async def test_a_fault_before_the_first_byte_is_tried_elsewhere(root: Path, fault: Script, stream: bool) -> None:
     async with running(root, engines=2) as stack, connected(stack) as client:
         for number, fake in enumerate(stack.engines):
             fake.script = fault if number == 0 else well
         for _ in range(2):  # whichever turn it is, one of them meets the broken engine first
             response = await client.post(CHAT, json=chat(stream=stream))
             assert response.status_code == 200
-            text = (
-                text_of(events(response.text))
-                if stream
-                else response.json()["choices"][0]["message"]["content"]
-            )
+            text = text_of(events(response.text)) if stream else response.json()["choices"][0]["message"]["content"]
             assert text == "".join(WORDS)
         entries = await stack.settled()
         assert sorted(e.record.attempts for e in entries) == [1, 2]
@@ -179,9 +169,7 @@ async def test_without_streaming_no_byte_was_sent_and_it_is_tried_again(
     assert entry.usage is not None and entry.usage.completion_tokens == len(WORDS)
 
 
-async def test_a_failed_answer_that_nobody_saw_is_not_billed(
-    stack: Stack, client: httpx.AsyncClient
-) -> None:
+async def test_a_failed_answer_that_nobody_saw_is_not_billed(stack: Stack, client: httpx.AsyncClient) -> None:
     stack.engine.script = dies_in_the_middle
     assert (await client.post(CHAT, json=chat())).status_code == 502
     entry = await stack.the_settled()
@@ -189,9 +177,7 @@ async def test_a_failed_answer_that_nobody_saw_is_not_billed(
     assert entry.detail.engine["completion_tokens"] == 3  # a failure cost, still to be seen
 
 
-async def test_a_missing_done_after_the_finish_is_no_fault(
-    stack: Stack, client: httpx.AsyncClient
-) -> None:
+async def test_a_missing_done_after_the_finish_is_no_fault(stack: Stack, client: httpx.AsyncClient) -> None:
     async def script(call: EngineCall) -> None:
         await call.head()
         await call.token("all")
@@ -272,9 +258,7 @@ async def test_load_spreads_over_ready_replicas(root: Path) -> None:
         assert [len(fake.calls) for fake in stack.engines] == [3, 3, 3]
 
 
-async def test_every_settled_request_frees_its_place(
-    stack: Stack, client: httpx.AsyncClient
-) -> None:
+async def test_every_settled_request_frees_its_place(stack: Stack, client: httpx.AsyncClient) -> None:
     for script in (*EARLY, well):
         stack.engine.script = script
         await client.post(CHAT, json=chat())

@@ -174,9 +174,7 @@ def test_only_one_shipper_works(root: Path) -> None:
     third.close()
 
 
-def test_a_segment_stays_while_a_request_that_it_opened_runs(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_segment_stays_while_a_request_that_it_opened_runs(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "SEGMENT_BYTES", 1)
     writer, ledger = Journal(root, "test-1", 8), Ledger()
     shipper = Shipper(root, ledger)
@@ -200,9 +198,7 @@ def test_a_segment_stays_while_a_request_that_it_opened_runs(
     assert len(ledger.rows) == 6
 
 
-def test_a_disk_that_refuses_keeps_the_record_and_its_slot(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_refuses_keeps_the_record_and_its_slot(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = Journal(root, "test-1", 1)
     request_id = new_id()
     slot = writer.slots.claim(uuid.UUID(request_id).bytes)
@@ -252,9 +248,7 @@ while True:
 
 
 def test_kill_9_loses_nothing_and_bills_at_least_what_was_sent(root: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", VICTIM, str(root)], stdout=subprocess.PIPE, text=True, cwd=ROOT
-    )
+    process = subprocess.Popen([sys.executable, "-c", VICTIM, str(root)], stdout=subprocess.PIPE, text=True, cwd=ROOT)
     assert process.stdout is not None
     lines = [process.stdout.readline().split() for _ in range(200)]
     process.send_signal(signal.SIGKILL)

@@ -26,9 +26,7 @@ from tests.serving.fakes import (
 CHAT = "/v1/chat/completions"
 
 
-async def test_every_metric_is_there_under_its_name(
-    stack: Stack, client: httpx.AsyncClient
-) -> None:
+async def test_every_metric_is_there_under_its_name(stack: Stack, client: httpx.AsyncClient) -> None:
     async def first_time_bad(call: EngineCall) -> None:
         if len(stack.engine.calls) == 1:
             call.die()
@@ -44,12 +42,7 @@ async def test_every_metric_is_there_under_its_name(
     told = text_string_to_metric_families(text)
     families = {family.name: family for family in told if not family.name.endswith("_created")}
     assert set(families) == set(names.METRICS)
-    labels = {
-        label
-        for family in families.values()
-        for sample in family.samples
-        for label in sample.labels
-    }
+    labels = {label for family in families.values() for sample in family.samples for label in sample.labels}
     assert labels <= {
         "model",
         "route",
@@ -64,11 +57,7 @@ async def test_every_metric_is_there_under_its_name(
     }
     assert "made-up-by-a-caller" not in text
     assert "tenant-1" not in text
-    tokens = {
-        s.labels["kind"]: s.value
-        for s in families["fanlight_tokens"].samples
-        if s.name.endswith("_total")
-    }
+    tokens = {s.labels["kind"]: s.value for s in families["fanlight_tokens"].samples if s.name.endswith("_total")}
     assert (tokens["prompt"], tokens["completion"]) == (PROMPT_TOKENS, len(WORDS))
     itl = next(s for s in families[names.ITL].samples if s.name.endswith("_count"))
     assert itl.value == len(WORDS) - 1
@@ -85,9 +74,7 @@ async def test_every_metric_is_there_under_its_name(
         ({"X-Forwarded-For": "8.8.8.8", "Authorization": "Bearer scrape-me"}, 200),
     ],
 )
-async def test_metrics_are_free_on_loopback_only(
-    root: Path, headers: dict[str, str], status: int
-) -> None:
+async def test_metrics_are_free_on_loopback_only(root: Path, headers: dict[str, str], status: int) -> None:
     """A proxy that nobody declared as trusted is not believed, so what comes through it is not loopback."""
     async with running(root, metrics_token="scrape-me") as stack, connected(stack, None) as client:
         response = await client.get("/metrics", headers=headers)
@@ -95,9 +82,7 @@ async def test_metrics_are_free_on_loopback_only(
         assert response.headers["x-request-id"]
 
 
-@pytest.mark.parametrize(
-    ("forwarded", "status"), [("8.8.8.8", 401), ("127.0.0.9", 200), ("8.8.8.8, 127.0.0.1", 401)]
-)
+@pytest.mark.parametrize(("forwarded", "status"), [("8.8.8.8", 401), ("127.0.0.9", 200), ("8.8.8.8, 127.0.0.1", 401)])
 async def test_a_trusted_proxy_is_believed(root: Path, forwarded: str, status: int) -> None:
     async with (
         running(root, trusted_proxies=("127.0.0.1",)) as stack,
@@ -129,9 +114,7 @@ async def test_no_key_and_no_content_in_any_log(
     )
     await stack.idle()
     ours = "\n".join(
-        f"{r.getMessage()} {r.exc_text or ''}"
-        for r in caplog.records
-        if not r.name.startswith(("httpx", "httpcore"))
+        f"{r.getMessage()} {r.exc_text or ''}" for r in caplog.records if not r.name.startswith(("httpx", "httpcore"))
     )
     assert ours
     assert not re.search(r"fl-[A-Za-z0-9_-]{20,}", ours)

@@ -79,9 +79,7 @@ async def test_a_fault_in_a_stream_is_raised_after_the_text(stack: Stack) -> Non
     received = ""
     async with openai.AsyncOpenAI(base_url=f"{stack.url}/v1", api_key=KEY, max_retries=2) as client:
         with pytest.raises(openai.APIError):
-            async for chunk in await client.chat.completions.create(
-                model=MODEL, messages=MESSAGES, stream=True
-            ):  # type: ignore[call-overload]
+            async for chunk in await client.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True):  # type: ignore[call-overload]
                 received += chunk.choices[0].delta.content or ""
     assert received == "some"
 
@@ -96,9 +94,7 @@ async def test_closing_a_stream_early_aborts_the_engine(root: Path) -> None:
     async with running(root) as stack:
         stack.engine.script = endless
         async with openai.AsyncOpenAI(base_url=f"{stack.url}/v1", api_key=KEY) as client:
-            async with await client.chat.completions.create(
-                model=MODEL, messages=MESSAGES, stream=True
-            ) as stream:  # type: ignore[call-overload]
+            async with await client.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True) as stream:  # type: ignore[call-overload]
                 async for _ in stream:
                     break
             await (await stack.engine.call()).until_closed()

@@ -78,6 +78,19 @@ async def test_a_cancelled_consumer_settles_too(stack: Stack) -> None:
     assert (await stack.the_settled()).record.outcome == "cancelled"
 
 
+async def test_one_that_is_closed_before_it_began_ends_at_once(stack: Stack) -> None:
+    async def silent(call: EngineCall) -> None:
+        await call.until_closed()
+
+    stack.engine.script = silent
+    task = asyncio.create_task(everything(stack))
+    await asyncio.sleep(0)  # the generator has made its request's task, which has not run yet
+    task.cancel()
+    await asyncio.wait_for(asyncio.gather(task, return_exceptions=True), 5)
+    assert (await stack.the_settled()).record.outcome == "cancelled"
+    assert stack.engine.calls == []
+
+
 async def test_a_broken_engine_ends_with_an_error_delta(stack: Stack) -> None:
     async def breaks(call: EngineCall) -> None:
         await call.head()

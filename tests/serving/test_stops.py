@@ -60,18 +60,14 @@ async def test_a_stop_over_several_chunks_does_not_leak_and_aborts(
     assert 4 <= entry.usage.completion_tokens <= call.sent_tokens
 
 
-async def test_a_tail_that_only_looked_like_a_stop_is_shown(
-    stack: Stack, client: httpx.AsyncClient
-) -> None:
+async def test_a_tail_that_only_looked_like_a_stop_is_shown(stack: Stack, client: httpx.AsyncClient) -> None:
     stack.engine.script = saying("a", "#", "#")
     *chunks, _ = events((await client.post(CHAT, json=chat(stream=True, stop=["###", "zz"]))).text)
     assert text_of(chunks) == "a##"
     assert chunks[-1]["choices"][0]["delta"] == {}
 
 
-async def test_nothing_before_the_stop_gives_an_empty_answer(
-    stack: Stack, client: httpx.AsyncClient
-) -> None:
+async def test_nothing_before_the_stop_gives_an_empty_answer(stack: Stack, client: httpx.AsyncClient) -> None:
     stack.engine.script = endless_after("STOP")
     body = (await client.post(CHAT, json=chat(stop=["STOP"]))).json()
     assert body["choices"][0]["message"]["content"] == ""
@@ -97,24 +93,18 @@ async def test_each_choice_stops_for_itself(stack: Stack, client: httpx.AsyncCli
     await (await stack.engine.call()).until_closed()
 
 
-async def test_stops_in_completions_and_characters_of_several_bytes(
-    stack: Stack, client: httpx.AsyncClient
-) -> None:
+async def test_stops_in_completions_and_characters_of_several_bytes(stack: Stack, client: httpx.AsyncClient) -> None:
     stack.engine.script = endless_after("日", "本", "語", "です")
     body = {"model": MODEL, "prompt": "x", "stop": ["本語"]}
     assert (await client.post("/v1/completions", json=body)).json()["choices"][0]["text"] == "日"
 
 
-async def test_logprobs_wait_for_the_text_they_belong_to(
-    stack: Stack, client: httpx.AsyncClient
-) -> None:
+async def test_logprobs_wait_for_the_text_they_belong_to(stack: Stack, client: httpx.AsyncClient) -> None:
     async def script(call: EngineCall) -> None:
         await call.head()
         for word in ("a", "#", "b"):
             call.sent_tokens += 1
-            logprobs = {
-                "content": [{"token": word, "logprob": -1.0, "bytes": None, "top_logprobs": []}]
-            }
+            logprobs = {"content": [{"token": word, "logprob": -1.0, "bytes": None, "top_logprobs": []}]}
             await call.event(call.chunk(call.choice(word) | {"logprobs": logprobs}))
         await call.finish()
 

@@ -30,9 +30,7 @@ def lengths(entry: Settled) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_phases_cover_the_request(
-    stack: Stack, client: httpx.AsyncClient, stream: bool
-) -> None:
+async def test_phases_cover_the_request(stack: Stack, client: httpx.AsyncClient, stream: bool) -> None:
     stack.engine.script = slow
     await client.post(CHAT, json=chat(stream=stream))
     entry = await stack.the_settled()
@@ -57,9 +55,7 @@ async def test_phases_cover_the_request(
 
 @pytest.mark.parametrize("phase", GATEWAY_PHASES)
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_delay_is_seen_in_its_own_phase_and_no_other(
-    root: Path, phase: str, stream: bool
-) -> None:
+async def test_a_delay_is_seen_in_its_own_phase_and_no_other(root: Path, phase: str, stream: bool) -> None:
     async with running(root, fault_delays={phase: DELAY_S}) as stack, connected(stack) as client:
         await client.post(CHAT, json=chat(stream=stream))
         found = lengths(await stack.the_settled())
@@ -67,9 +63,7 @@ async def test_a_delay_is_seen_in_its_own_phase_and_no_other(
         assert all(length < DELAY_S * 1e6 / 2 for length in found.values()), found
 
 
-async def test_a_detail_stays_small_and_says_what_it_left_out(
-    stack: Stack, client: httpx.AsyncClient
-) -> None:
+async def test_a_detail_stays_small_and_says_what_it_left_out(stack: Stack, client: httpx.AsyncClient) -> None:
     async def talkative(call: EngineCall) -> None:
         for step in range(300):
             call.note("PREEMPTED", step=step)
@@ -94,9 +88,7 @@ async def test_gaps_alone_are_cut_to_fit(stack: Stack, client: httpx.AsyncClient
     assert len(detail.gaps) > 500
 
 
-async def test_an_unreadable_timeline_costs_nothing(
-    stack: Stack, client: httpx.AsyncClient
-) -> None:
+async def test_an_unreadable_timeline_costs_nothing(stack: Stack, client: httpx.AsyncClient) -> None:
     async def odd(call: EngineCall) -> None:
         await call.head()
         await call.token("x", fanlight={"events": "none"})
