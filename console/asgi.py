@@ -14,7 +14,9 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "console.settings")
 from django.conf import settings
 from django.core.asgi import get_asgi_application
 
-pages: Callable[[Any, Any, Any], Awaitable[None]] = get_asgi_application()  # sets Django up: what follows needs its models
+pages: Callable[[Any, Any, Any], Awaitable[None]] = (
+    get_asgi_application()
+)  # sets Django up: what follows needs its models
 
 from channels.auth import AuthMiddlewareStack
 from channels.routing import ProtocolTypeRouter, URLRouter
@@ -59,8 +61,6 @@ application = ProtocolTypeRouter(
     {
         "http": http,
         "lifespan": lifespan,
-        "websocket": AllowedHostsOriginValidator(
-            AuthMiddlewareStack(URLRouter(websocket_urlpatterns))
-        ),
+        "websocket": AllowedHostsOriginValidator(AuthMiddlewareStack(URLRouter(websocket_urlpatterns))),
     }
 )

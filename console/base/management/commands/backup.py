@@ -42,7 +42,5 @@ class Command(BaseCommand):
             raise CommandError(str(error)) from error
         shutil.copy2(layout.secret_file, folder / "secret.key")
         models = list(Model.objects.values("name", "source", "sha256", "disk_bytes"))
-        (folder / "manifest.json").write_text(
-            json.dumps({"version": version(), "models": models}, indent=2)
-        )
+        (folder / "manifest.json").write_text(json.dumps({"version": version(), "models": models}, indent=2))
         self.stdout.write(str(folder))

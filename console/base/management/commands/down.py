@@ -21,9 +21,7 @@ class Command(BaseCommand):
     requires_system_checks: list[str] = []
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument(
-            "--timeout", type=float, default=120.0, help="seconds to wait for a clean stop"
-        )
+        parser.add_argument("--timeout", type=float, default=120.0, help="seconds to wait for a clean stop")
 
     def handle(self, *_args: Any, **options: Any) -> None:
         layout = settings.LAYOUT
@@ -34,9 +32,7 @@ class Command(BaseCommand):
             deadline = time.monotonic() + options["timeout"]
             while process.is_alive(pid, ticks):
                 if time.monotonic() > deadline:
-                    raise CommandError(
-                        f"The supervisor (pid {pid}) has not ended after {options['timeout']:.0f} s."
-                    )
+                    raise CommandError(f"The supervisor (pid {pid}) has not ended after {options['timeout']:.0f} s.")
                 time.sleep(0.05)
             self.stdout.write("Fanlight is stopped.")
             return

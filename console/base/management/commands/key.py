@@ -21,15 +21,11 @@ class Command(BaseCommand):
     requires_system_checks: list[str] = []
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        actions = parser.add_subparsers(
-            dest="action", required=True, metavar="create | list | revoke"
-        )
+        actions = parser.add_subparsers(dest="action", required=True, metavar="create | list | revoke")
         create = actions.add_parser("create", help="make a key and print it")
         create.add_argument("--tenant", required=True, help="name of the tenant")
         create.add_argument("--name", default="command line", help="what the key is for")
-        create.add_argument(
-            "--model", action="append", dest="models", help="allow only this model (repeatable)"
-        )
+        create.add_argument("--model", action="append", dest="models", help="allow only this model (repeatable)")
         create.add_argument("--json", action="store_true", help="{key, id, tenant}")
         listing = actions.add_parser("list", help="list a tenant's keys")
         listing.add_argument("--tenant", required=True)

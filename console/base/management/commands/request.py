@@ -25,17 +25,11 @@ class Command(BaseCommand):
     def handle(self, *_args: Any, **options: Any) -> None:
         record = RequestRecord.objects.filter(id=options["id"]).first()
         if record is None:
-            raise CommandError(
-                f"No request {options['id']}: not delivered yet, or past its retention."
-            )
-        detail = RequestDetail.objects.filter(
-            id=options["id"], started_at=record.started_at
-        ).first()
+            raise CommandError(f"No request {options['id']}: not delivered yet, or past its retention.")
+        detail = RequestDetail.objects.filter(id=options["id"], started_at=record.started_at).first()
         body = detail.body if detail else {}
         if options["json"]:
-            self.stdout.write(
-                json.dumps({"record": model_to_dict(record), "detail": body}, default=str)
-            )
+            self.stdout.write(json.dumps({"record": model_to_dict(record), "detail": body}, default=str))
         else:
             self._print(record, body)
 
@@ -46,9 +40,5 @@ class Command(BaseCommand):
         )
         width = max(map(len, PHASES))
         for name, start, end, _args in body.get("phases", []):
-            self.stdout.write(
-                f"  {name:<{width}}  {start / 1000:10.2f}  {(end - start) / 1000:10.2f} ms"
-            )
-        self.stdout.write(
-            f"  {'unattributed':<{width}}  {'':10}  {record.unattributed_us / 1000:10.2f} ms"
-        )
+            self.stdout.write(f"  {name:<{width}}  {start / 1000:10.2f}  {(end - start) / 1000:10.2f} ms")
+        self.stdout.write(f"  {'unattributed':<{width}}  {'':10}  {record.unattributed_us / 1000:10.2f} ms")

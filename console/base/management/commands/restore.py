@@ -28,25 +28,19 @@ class Command(BaseCommand):
         if not (folder / "database.dump").exists() or not (folder / "secret.key").exists():
             raise CommandError(f"{folder} holds no backup (database.dump and secret.key).")
         if settings.ENV["DATABASE_URL"]:
-            raise CommandError(
-                "With FANLIGHT_DATABASE_URL set, restore database.dump with your own pg_restore."
-            )
+            raise CommandError("With FANLIGHT_DATABASE_URL set, restore database.dump with your own pg_restore.")
         layout = settings.LAYOUT
         layout.create()
         try:
             with preflight.lock(layout):
                 self._restore(layout, folder)
         except preflight.AlreadyRunningError:
-            raise CommandError(
-                "Fanlight runs on this data folder; stop it first: make down."
-            ) from None
+            raise CommandError("Fanlight runs on this data folder; stop it first: make down.") from None
         self.stdout.write("Restored. Start it with: make up")
 
     def _restore(self, layout: Layout, folder: Path) -> None:
         if (layout.postgres_data / "PG_VERSION").exists():
-            raise CommandError(
-                f"{layout.data} holds a database already; restore into a new FANLIGHT_DATA_DIR."
-            )
+            raise CommandError(f"{layout.data} holds a database already; restore into a new FANLIGHT_DATA_DIR.")
         command = embedded.prepare_postgres(layout, self.stdout.write)
         server = subprocess.Popen(
             command.argv,

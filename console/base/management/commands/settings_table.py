@@ -13,15 +13,11 @@ DOCUMENT = ROOT / "docs" / "settings.md"
 
 
 class Command(BaseCommand):
-    help = (
-        "Write docs/settings.md from the settings table; with --check, fail when it is out of date."
-    )
+    help = "Write docs/settings.md from the settings table; with --check, fail when it is out of date."
     requires_system_checks: list[str] = []
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument(
-            "--check", action="store_true", help="write nothing; fail when the document differs"
-        )
+        parser.add_argument("--check", action="store_true", help="write nothing; fail when the document differs")
 
     def handle(self, *_args: Any, **options: Any) -> None:
         text = render()
@@ -45,7 +41,5 @@ def render() -> str:
     for setting in SETTINGS:
         default = setting.default.replace(str(ROOT), "<clone>") or "(empty)"
         secret = " **Secret.**" if setting.secret else ""
-        lines.append(
-            f"| `{setting.variable}` | {setting.kind} | `{default}` | {setting.help}{secret} |"
-        )
+        lines.append(f"| `{setting.variable}` | {setting.kind} | `{default}` | {setting.help}{secret} |")
     return "\n".join(lines) + "\n"

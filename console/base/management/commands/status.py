@@ -37,9 +37,7 @@ class Command(BaseCommand):
         for each in facts["processes"]:
             self.stdout.write(f"  {each['name']:<12} {each['state']:<10} pid {each['pid'] or '-'}")
         for each in facts["replicas"]:
-            self.stdout.write(
-                f"  {each['name']:<20} {each['state']:<10} pid {each['pid'] or '-'}  {each['reason']}"
-            )
+            self.stdout.write(f"  {each['name']:<20} {each['state']:<10} pid {each['pid'] or '-'}  {each['reason']}")
 
 
 def status() -> dict[str, Any]:
@@ -49,10 +47,7 @@ def status() -> dict[str, Any]:
     processes = []
     if alive:
         processes = [{"name": "supervisor", "pid": state["pid"], "state": "running", "restarts": 0}]
-        processes += [
-            {key: value for key, value in each.items() if key != "pid_ticks"}
-            for each in state["processes"]
-        ]
+        processes += [{key: value for key, value in each.items() if key != "pid_ticks"} for each in state["processes"]]
     return {
         "url": settings.PUBLIC_URL,
         "version": version(),

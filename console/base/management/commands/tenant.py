@@ -37,6 +37,4 @@ class Command(BaseCommand):
             tenants = list(Tenant.objects.all())
         for tenant in tenants:
             facts = {"id": str(tenant.id), "name": tenant.name}
-            self.stdout.write(
-                json.dumps(facts) if options["json"] else f"{tenant.id}  {tenant.name}"
-            )
+            self.stdout.write(json.dumps(facts) if options["json"] else f"{tenant.id}  {tenant.name}")

@@ -45,15 +45,11 @@ class Command(BaseCommand):
         def on_ready(credentials: dict[str, str]) -> None:
             layout = settings.LAYOUT
             if ready_fd is None:
-                terminal.banner(
-                    settings.PUBLIC_URL, bootstrap.default_model(), credentials, replica_states()
-                )
+                terminal.banner(settings.PUBLIC_URL, bootstrap.default_model(), credentials, replica_states())
                 bootstrap.forget_credentials(layout)
                 return
             if credentials:
-                write_atomically(
-                    layout.credentials_file, json.dumps({**credentials, "shown": True}, indent=2)
-                )
+                write_atomically(layout.credentials_file, json.dumps({**credentials, "shown": True}, indent=2))
             _report(
                 ready_fd,
                 {"ready": True, "first": bool(credentials), "model": bootstrap.default_model()},
@@ -63,9 +59,7 @@ class Command(BaseCommand):
             Supervisor(terminal).run(on_ready)
         except AlreadyRunningError as error:
             url = error.facts.get("url", settings.PUBLIC_URL)
-            terminal.say(
-                f"Fanlight is already up at {url} (pid {error.facts.get('pid', '?')}); make down stops it."
-            )
+            terminal.say(f"Fanlight is already up at {url} (pid {error.facts.get('pid', '?')}); make down stops it.")
             _report(ready_fd, {"ready": True, "first": False, "already": True, "model": ""})
         except (CannotStartError, EmbeddedServerError, OSError) as error:
             _report(ready_fd, {"ready": False, "reason": str(error)})
@@ -100,9 +94,7 @@ class Command(BaseCommand):
         self.stdout.write(f"Fanlight is up at {settings.PUBLIC_URL}")
         self.stdout.write(f"Log: {log}")
         if report["first"]:
-            self.stdout.write(
-                f"First sign-in and API key (read it, then delete it): {layout.credentials_file}"
-            )
+            self.stdout.write(f"First sign-in and API key (read it, then delete it): {layout.credentials_file}")
 
 
 def _report(ready_fd: int | None, facts: dict[str, Any]) -> None:

@@ -25,9 +25,7 @@ class Command(BaseCommand):
         parser.add_argument("--json", action="store_true", help="one JSON object a line")
 
     def handle(self, *_args: Any, **options: Any) -> None:
-        records = UsageRecord.objects.filter(started_at__gte=_since(options["since"])).order_by(
-            "id"
-        )
+        records = UsageRecord.objects.filter(started_at__gte=_since(options["since"])).order_by("id")
         names = dict(Tenant.objects.values_list("id", "name"))
         if options["tenant"]:
             ids = [tenant_id for tenant_id, name in names.items() if name == options["tenant"]]
@@ -42,16 +40,12 @@ class Command(BaseCommand):
                 **{name: getattr(record, name) for name in _FIELDS},
                 "started_at": record.started_at.astimezone(UTC).isoformat(),
             }
-            self.stdout.write(
-                json.dumps(facts) if options["json"] else "  ".join(map(str, facts.values()))
-            )
+            self.stdout.write(json.dumps(facts) if options["json"] else "  ".join(map(str, facts.values())))
 
 
 def _since(text: str) -> datetime:
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
-        raise CommandError(
-            f"--since {text} is not an ISO 8601 time, such as 2026-01-31T12:00:00Z."
-        ) from None
+        raise CommandError(f"--since {text} is not an ISO 8601 time, such as 2026-01-31T12:00:00Z.") from None
     return at if at.tzinfo else at.replace(tzinfo=UTC)

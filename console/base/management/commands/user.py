@@ -28,9 +28,7 @@ class Command(BaseCommand):
         create.add_argument("name")
         create.add_argument("--admin", action="store_true", help="a platform admin")
         create.add_argument("--tenant", help="put them into this tenant")
-        create.add_argument(
-            "--role", choices=Membership.Role.values, default=Membership.Role.MEMBER
-        )
+        create.add_argument("--role", choices=Membership.Role.values, default=Membership.Role.MEMBER)
         password = actions.add_parser("password", help="set a forgotten password")
         password.add_argument("name")
         for each in (create, password):
@@ -46,9 +44,7 @@ class Command(BaseCommand):
         if options["action"] == "create":
             if user is not None:
                 raise CommandError(f"There is a person named {options['name']} already.")
-            user = User(
-                username=options["name"], is_staff=options["admin"], is_superuser=options["admin"]
-            )
+            user = User(username=options["name"], is_staff=options["admin"], is_superuser=options["admin"])
         elif user is None:
             raise CommandError(f"There is no person named {options['name']}.")
         user.set_password(_read_password(user))

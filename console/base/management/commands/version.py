@@ -29,8 +29,4 @@ class Command(BaseCommand):
             "django": django.get_version(),
             "torch": metadata.version("torch"),
         }
-        self.stdout.write(
-            json.dumps(facts)
-            if options["json"]
-            else f"Fanlight {facts['fanlight']} ({facts['commit']})"
-        )
+        self.stdout.write(json.dumps(facts) if options["json"] else f"Fanlight {facts['fanlight']} ({facts['commit']})")
