@@ -94,6 +94,8 @@ class SlotTable:
         self._free = list(range(capacity - 1, -1, -1))
 
     def claim(self, request_id: bytes) -> int:
+        if not self._free:
+            raise OSError("no slot is free: too many records wait for the disk")
         index = self._free.pop()
         _SLOT.pack_into(self._map, index * _SLOT.size, request_id, 0, 0, 0)
         return index

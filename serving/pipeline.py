@@ -11,17 +11,14 @@ import asyncio
 import logging
 import random
 import time
-from typing import Protocol
 
 import msgspec
 
-from serving import admission, apikey, auth, routing, upstream
+from serving import admission, apikey, auth, dispatch, routing, upstream
 from serving.admission import Admission
 from serving.answer import Answer
-from serving.dialect import Dialect
+from serving.caller import Caller
 from serving.errors import (
-    ClientLeft,
-    DeadlineExceeded,
     GatewayError,
     Internal,
     ShuttingDown,
@@ -29,41 +26,24 @@ from serving.errors import (
     Unavailable,
     UpstreamFailed,
 )
-from serving.journal import Journal, Opened
+from serving.journal import Journal
 from serving.metering import Billed
 from serving.port import GatewaySettings, LiveState, Replica
 from serving.replicas import ReplicaPool
 from serving.request import GAP_UNIT_NS, Request
 from serving.snapshot import Configuration
 from serving.stream import Editor, Piece
-from serving.telemetry import names, record, timeline
+from serving.telemetry import record, timeline
 from serving.telemetry.metrics import Metrics
 from serving.telemetry.timeline import EngineReport
 from serving.upstream import DONE, Chunk, EngineStream
+from serving.watch import Watch
 
 log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 3
 TELL_TIMEOUT_S = 3.0
 BACKOFF_S = 0.05  # doubled each time, and jittered
-
-
-class Caller(Protocol):
-    """Who asks, and where the answer goes."""
-
-    dialect: Dialect
-
-    async def body(self) -> bytes:
-        """The JSON asked with."""
-
-    def answer(self, request: Request) -> Answer:
-        """Where to put the answer of an admitted request."""
-
-    async def refuse(self, error: GatewayError) -> None:
-        """Tell it no, before there is an Answer."""
-
-    async def gone(self) -> None:
-        """Return when it has left."""
 
 
 class Pipeline:
@@ -128,8 +108,7 @@ class Run:
         self._answer: Answer | None = None
         self._stream: EngineStream | None = None
         self._editor: Editor | None = None
-        self._watcher: asyncio.Task[None] | None = None
-        self._timers: list[asyncio.TimerHandle] = []
+        self._watch: Watch | None = None
 
     async def serve(self) -> None:
         request = self._request
@@ -170,9 +149,9 @@ class Run:
         self._admit(body)
         stamps.admitted = time.monotonic_ns()
         self._answer = self._caller.answer(request)
-        self._watch()
+        self._watch = Watch(request, self._caller)
         await self._generate(self._answer)
-        self._stop_timers()
+        self._watch.engine_ended()
         await pipeline.pause("deliver")
         assert self._editor is not None
         request.finish_reason = self._editor.finish_reason
@@ -204,6 +183,7 @@ class Run:
                 self._pipeline.metrics.retried(attempt.replica_id, error.code)
                 answer.reset()
                 request.forget_attempt()
+                self._update_slot()
                 backoff = BACKOFF_S * 2 ** (request.attempts - 1)
                 await asyncio.sleep(backoff * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
             else:
@@ -229,7 +209,7 @@ class Run:
         replica = request.replica
         assert replica is not None
         channel = await pipeline.pool.channel(replica)
-        body, headers = self._outgoing(replica)
+        body, headers = dispatch.outgoing(request, replica, pipeline.settings.secret)
         self._note_opened(replica)
         request.attempts += 1
         await pipeline.pause("connect")
@@ -237,7 +217,7 @@ class Run:
         channel.in_flight += 1
         try:
             path = self._caller.dialect.path
-            self._stream = await upstream.dispatch(channel, path, body, headers)
+            self._stream = await upstream.open_stream(channel, path, body, headers)
             await self._relay(self._stream, answer)
         except BaseException:
             self._abort()
@@ -301,121 +281,28 @@ class Run:
             now = request.stamps.last_chunk
             request.stamps.first_chunk = request.stamps.first_chunk or now
             request.gaps.note(now, heard)
+        self._update_slot()
+
+    def _update_slot(self) -> None:
+        request, counts = self._request, self._request.counts
         if request.slot is not None:
             self._pipeline.journal.slots.update(
                 request.slot, request.arrival.uuid, counts.prompt, counts.cached, counts.generated
             )
-
-    # ---- what goes to the engine
-
-    def _outgoing(self, replica: Replica) -> tuple[bytes, dict[str, str]]:
-        request = self._request
-        assert request.ask is not None
-        # an engine may still be ending the attempt before this one, and ids are unique there
-        request_id = f"{request.id}-{request.attempts + 1}" if request.attempts else request.id
-        body = {**request.ask.upstream, "model": replica.served_name, "stream": True}
-        if replica.engine == "external":
-            body["stream_options"] = {"include_usage": True}
-        else:
-            body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
-            body["request_id"] = request_id
-            secret = self._pipeline.settings.secret
-            body["cache_salt"] = apikey.cache_salt(request.principal.tenant_id, secret)
-        headers = {
-            "Content-Type": "application/json",
-            "Accept": "text/event-stream",
-            "x-request-id": request_id,
-            "traceparent": request.arrival.trace.header(),
-            names.TIMELINE_HEADER: "1",
-        }
-        if replica.api_key:
-            headers["Authorization"] = f"Bearer {replica.api_key}"
-        return msgspec.json.encode(body), headers
 
     def _note_opened(self, replica: Replica) -> None:
         """Journal the request before its first dispatch."""
         request, journal = self._request, self._pipeline.journal
         if request.slot is not None:
             return
-        request.slot = journal.slots.claim(request.arrival.uuid)
         try:
-            journal.open(self._opened(replica, request.slot))
+            request.slot = journal.slots.claim(request.arrival.uuid)
+            journal.open(dispatch.opened(request, replica, self._pipeline.settings))
         except OSError as error:
             log.error("journal: cannot note a request: %s", error)
             raise Unavailable("The gateway cannot meter requests now.", code="journal_unwritable") from error
 
-    def _opened(self, replica: Replica, slot: int) -> Opened:
-        request, settings = self._request, self._pipeline.settings
-        assert request.ask is not None and request.route is not None
-        return Opened(
-            id=request.id,
-            slot=slot,
-            started_at=request.arrival.started_at,
-            tenant_id=request.principal.tenant_id,
-            key_id=request.principal.key_id,
-            source=request.principal.source,
-            endpoint=request.endpoint,
-            model=request.route.name,
-            stream=request.ask.stream,
-            prompt_estimate=request.ask.prompt_estimate,
-            price_version=request.route.price_version,
-            deployment_id=replica.deployment_id,
-            replica_id=replica.id,
-            device=replica.device,
-            end_user=request.end_user,
-            client_request_id=request.arrival.client_request_id,
-            trace_id=request.arrival.trace.trace_id,
-            gateway=settings.instance,
-            gateway_version=settings.version,
-            snapshot_version=request.snapshot.version,
-            engine_version=replica.engine_version,
-        )
-
-    # ---- who may cut it short
-
-    def _watch(self) -> None:
-        """From here on the client's leaving and the route's deadlines end the request."""
-        request, loop = self._request, asyncio.get_running_loop()
-        route, ask = request.route, request.ask
-        assert route is not None and ask is not None
-        self._watcher = loop.create_task(self._wait_for_departure())
-        self._timers.append(loop.call_later(route.first_token_deadline_s, self._check_progress))
-        if not ask.stream:
-            spent = (time.monotonic_ns() - request.arrival.received) / 1e9
-            self._timers.append(loop.call_later(route.deadline_s - spent, self._too_late))
-
-    def _stop_timers(self) -> None:
-        for timer in self._timers:
-            timer.cancel()
-
-    async def _wait_for_departure(self) -> None:
-        await self._caller.gone()
-        self._request.cut(ClientLeft())
-
-    def _check_progress(self) -> None:
-        """One timer for the first token and each stall after it; re-armed, not reset: a chunk costs nothing."""
-        request, route = self._request, self._request.route
-        assert route is not None
-        since = request.stamps.last_chunk if request.stamps.first_chunk else request.stamps.admitted
-        left = route.first_token_deadline_s - (time.monotonic_ns() - since) / 1e9
-        if left > 0:
-            loop = asyncio.get_running_loop()
-            self._timers[0] = loop.call_later(left, self._check_progress)
-            return
-        what = "next" if request.stamps.first_chunk else "first"
-        request.cut(
-            DeadlineExceeded(f"The model sent no {what} token within {route.first_token_deadline_s:g} seconds.")
-        )
-
-    def _too_late(self) -> None:
-        route = self._request.route
-        assert route is not None
-        self._request.cut(
-            DeadlineExceeded(
-                f"The answer took longer than the {route.deadline_s:g} seconds that this route allows without"
-                " streaming; send stream: true for long answers."
-            )
-        )
+    # ---- the end
 
     def _why_cancelled(self, cancel: asyncio.CancelledError) -> tuple[GatewayError, asyncio.CancelledError | None]:
         """Ours to handle if `cut` did it; else the server stops and cancels its tasks, and this one must end."""
@@ -426,8 +313,6 @@ class Run:
             return self._request.cut_by, None
         return ShuttingDown(), cancel
 
-    # ---- the end
-
     def _abort(self) -> None:
         """Close the connection to the engine, which is how it learns to stop."""
         if self._stream is not None:
@@ -437,9 +322,8 @@ class Run:
     def _let_go(self, error: GatewayError | None) -> None:
         if error is not None:
             self._abort()
-        self._stop_timers()
-        if self._watcher is not None:
-            self._watcher.cancel()
+        if self._watch is not None:
+            self._watch.end()
         if self._answer is not None and self._request.left:
             self._answer.abandon()
 

@@ -150,7 +150,7 @@ class EngineStream:
                 self._response.close()
 
 
-async def dispatch(channel: Channel, path: str, body: bytes, headers: Mapping[str, str]) -> EngineStream:
+async def open_stream(channel: Channel, path: str, body: bytes, headers: Mapping[str, str]) -> EngineStream:
     """Send the request; returns once the engine has begun to answer it with a stream."""
     try:
         response = await channel.post(path, body, headers)

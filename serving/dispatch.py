@@ -1,0 +1,63 @@
+"""What leaves for the engine, and what the journal must know before it does. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from serving import apikey
+from serving.journal import Opened
+from serving.port import GatewaySettings, Replica
+from serving.request import Request
+from serving.telemetry import names
+
+
+def outgoing(request: Request, replica: Replica, secret: bytes) -> tuple[bytes, dict[str, str]]:
+    """Body and headers: always a stream with usage, and identity that no caller can set."""
+    assert request.ask is not None
+    # an engine may still be ending the attempt before this one, and ids are unique there
+    request_id = f"{request.id}-{request.attempts + 1}" if request.attempts else request.id
+    body = {**request.ask.upstream, "model": replica.served_name, "stream": True}
+    if replica.engine == "external":  # a stranger's endpoint refuses what OpenAI does not document
+        body["stream_options"] = {"include_usage": True}
+    else:
+        body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+        body["request_id"] = request_id
+        body["cache_salt"] = apikey.cache_salt(request.principal.tenant_id, secret)
+    headers = {
+        "Content-Type": "application/json",
+        "Accept": "text/event-stream",
+        "x-request-id": request_id,
+        "traceparent": request.arrival.trace.header(),
+        names.TIMELINE_HEADER: "1",
+    }
+    if replica.api_key:
+        headers["Authorization"] = f"Bearer {replica.api_key}"
+    return msgspec.json.encode(body), headers
+
+
+def opened(request: Request, replica: Replica, settings: GatewaySettings) -> Opened:
+    """All that is needed to bill the request if its gateway dies."""
+    assert request.ask is not None and request.route is not None and request.slot is not None
+    return Opened(
+        id=request.id,
+        slot=request.slot,
+        started_at=request.arrival.started_at,
+        tenant_id=request.principal.tenant_id,
+        key_id=request.principal.key_id,
+        source=request.principal.source,
+        endpoint=request.endpoint,
+        model=request.route.name,
+        stream=request.ask.stream,
+        prompt_estimate=request.ask.prompt_estimate,
+        price_version=request.route.price_version,
+        deployment_id=replica.deployment_id,
+        replica_id=replica.id,
+        device=replica.device,
+        end_user=request.end_user,
+        client_request_id=request.arrival.client_request_id,
+        trace_id=request.arrival.trace.trace_id,
+        gateway=settings.instance,
+        gateway_version=settings.version,
+        snapshot_version=request.snapshot.version,
+        engine_version=replica.engine_version,
+    )
