@@ -23,4 +23,7 @@ def usable_tenants(user: User | AnonymousUser) -> QuerySet[Tenant]:
     visible = visible_tenants(user).filter(is_active=True)
     if not isinstance(user, User) or user.is_staff:
         return visible
-    return visible.exclude(membership__user=user, membership__role=Membership.Role.VIEWER)
+    # Not exclude(membership__user=…, membership__role=…): over a relation to many, its two conditions may hold for
+    # different rows, and one viewer in a tenant would lock everybody out.
+    may_send = Membership.objects.filter(user=user).exclude(role=Membership.Role.VIEWER)
+    return visible.filter(pk__in=may_send.values("tenant_id"))
