@@ -90,9 +90,7 @@ def choose_device(name: str) -> torch.device:
     return torch.device("cuda" if available and name != "cpu" else "cpu")
 
 
-def _runner(
-    config: EngineConfig, model: LoadedModel, window: int, device: torch.device
-) -> TorchRunner:
+def _runner(config: EngineConfig, model: LoadedModel, window: int, device: torch.device) -> TorchRunner:
     shape = model.config
     cache = KVCache(
         shape.num_layers,

@@ -79,9 +79,7 @@ class EngineConfig:
     def resolved_window(self, max_position: int) -> int:
         """Tokens per sequence: as told, else the model's, never more than the pool holds."""
         if self.max_model_len is not None and self.max_model_len > max_position:
-            raise ConfigError(
-                f"max_model_len {self.max_model_len} exceeds the model's window of {max_position}."
-            )
+            raise ConfigError(f"max_model_len {self.max_model_len} exceeds the model's window of {max_position}.")
         room = self.resolved_blocks(max_position) * self.block_size
         return min(self.max_model_len or max_position, room)
 

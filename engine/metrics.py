@@ -36,18 +36,10 @@ class EngineMetrics:
             "time_to_first_token_seconds", "From the body's arrival to the first token", _SECONDS
         )
         self._itl = self._histogram("inter_token_latency_seconds", "Between two tokens", _ITL)
-        self._queue = self._histogram(
-            "request_queue_time_seconds", "Waiting for the first admission", _SECONDS
-        )
-        self._prefill = self._histogram(
-            "request_prefill_time_seconds", "From admission to the first token", _SECONDS
-        )
-        self._decode = self._histogram(
-            "request_decode_time_seconds", "From the first to the last token", _SECONDS
-        )
-        self._e2e = self._histogram(
-            "e2e_request_latency_seconds", "From the body's arrival to the end", _SECONDS
-        )
+        self._queue = self._histogram("request_queue_time_seconds", "Waiting for the first admission", _SECONDS)
+        self._prefill = self._histogram("request_prefill_time_seconds", "From admission to the first token", _SECONDS)
+        self._decode = self._histogram("request_decode_time_seconds", "From the first to the last token", _SECONDS)
+        self._e2e = self._histogram("e2e_request_latency_seconds", "From the body's arrival to the end", _SECONDS)
         self._last_token: dict[int, int] = {}
         self._ends: deque[float] = deque(maxlen=64)
 
@@ -94,9 +86,7 @@ class EngineMetrics:
             histogram.observe((end - start) / 1e9)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        parent = Histogram(
-            f"vllm:{name}", text, ["model_name"], buckets=buckets, registry=self.registry
-        )
+        parent = Histogram(f"vllm:{name}", text, ["model_name"], buckets=buckets, registry=self.registry)
         return parent.labels(self.model_name)
 
 
@@ -149,9 +139,7 @@ class _CoreCollector(Collector):
             "num_gpu_blocks": str(scheduler.pool.num_blocks),
             "enable_prefix_caching": str(scheduler.limits.prefix_cache),
         }
-        family = GaugeMetricFamily(
-            "vllm:cache_config_info", "KV cache settings", labels=["model_name", *facts]
-        )
+        family = GaugeMetricFamily("vllm:cache_config_info", "KV cache settings", labels=["model_name", *facts])
         family.add_metric([*self._labels, *facts.values()], 1)
         return family
 

@@ -40,9 +40,7 @@ class Choice:
 
     __slots__ = ("_detokenizer", "_stops", "_wants_logprobs", "index", "outbox", "sequence")
 
-    def __init__(
-        self, index: int, sequence: Sequence, detokenizer: Detokenizer, outbox: Outbox
-    ) -> None:
+    def __init__(self, index: int, sequence: Sequence, detokenizer: Detokenizer, outbox: Outbox) -> None:
         self.index = index
         self.sequence = sequence
         self.outbox = outbox

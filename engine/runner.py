@@ -62,9 +62,7 @@ class TorchRunner:
         for chunk in chunks:
             tokens += chunk.sequence.tokens[chunk.start : chunk.end]
             span = np.arange(chunk.start, chunk.end)
-            table = np.asarray(
-                chunk.sequence.block_table[chunk.start // size : -(-chunk.end // size)], np.int64
-            )
+            table = np.asarray(chunk.sequence.block_table[chunk.start // size : -(-chunk.end // size)], np.int64)
             positions.append(span)
             slots.append(table[span // size - chunk.start // size] * size + span % size)
             if chunk.samples:

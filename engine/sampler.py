@@ -42,10 +42,7 @@ class Sampler:
         if random:
             rows = logits if len(random) == len(sequences) else logits[random]
             tokens[random] = draw(rows, [sequences[row] for row in random])
-        return [
-            self._sampled(token, raw.get(row), sequences[row].params)
-            for row, token in enumerate(tokens.tolist())
-        ]
+        return [self._sampled(token, raw.get(row), sequences[row].params) for row, token in enumerate(tokens.tolist())]
 
     def _adjust(self, row: Tensor, sequence: Sequence) -> None:
         """Apply what depends on one request's history to its row, in place."""

@@ -63,15 +63,11 @@ class Scheduler:
         """Queue a sequence. Raises ContextTooLong when the pool could never hold it."""
         need = self.pool.blocks_for(sequence.max_total)
         if need > self.pool.num_blocks:
-            raise ContextTooLong(
-                f"This request needs {need} KV blocks; the engine has {self.pool.num_blocks}."
-            )
+            raise ContextTooLong(f"This request needs {need} KV blocks; the engine has {self.pool.num_blocks}.")
         self._by_id[sequence.id] = sequence
         insort(self.waiting, sequence, key=lambda s: s.order)
 
-    def abort(
-        self, ids: Iterable[int], reason: FinishReason = FinishReason.ABORT
-    ) -> list[Sequence]:
+    def abort(self, ids: Iterable[int], reason: FinishReason = FinishReason.ABORT) -> list[Sequence]:
         """End sequences and free their blocks now; unknown or finished ids are ignored."""
         found = [self._by_id[id] for id in ids if id in self._by_id]
         for sequence in found:
@@ -88,9 +84,7 @@ class Scheduler:
             self._admit_waiting(step, budget)
         return step
 
-    def complete(
-        self, step: Step, sampled: Mapping[int, Sampled], listen: Listener = lambda *_: False
-    ) -> None:
+    def complete(self, step: Step, sampled: Mapping[int, Sampled], listen: Listener = lambda *_: False) -> None:
         """Commit a computed step; sequences aborted meanwhile get nothing."""
         for chunk in step.chunks:
             sequence = chunk.sequence

@@ -83,9 +83,7 @@ class Tokenizer:
 
     def token_text(self, id: int) -> str:
         """One token on its own, control tokens by name, for log-probability reports."""
-        return self.token_bytes(id).decode("utf-8", "replace") or str(
-            self._backend.id_to_token(id) or ""
-        )
+        return self.token_bytes(id).decode("utf-8", "replace") or str(self._backend.id_to_token(id) or "")
 
     def detokenizer(self) -> Detokenizer:
         """A fresh incremental decoder."""

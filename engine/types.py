@@ -64,11 +64,7 @@ class SamplingParams:
     @property
     def has_penalties(self) -> bool:
         """True when earlier tokens change the distribution."""
-        return (
-            self.repetition_penalty != 1.0
-            or self.presence_penalty != 0.0
-            or self.frequency_penalty != 0.0
-        )
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
 
 class Sampled(NamedTuple):

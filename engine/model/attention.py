@@ -55,9 +55,7 @@ class KVCache:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.data = (
-            _lazy_zeros(shape, dtype)
-            if device.type == "cpu"
-            else torch.zeros(shape, dtype=dtype, device=device)
+            _lazy_zeros(shape, dtype) if device.type == "cpu" else torch.zeros(shape, dtype=dtype, device=device)
         )
 
     @property
@@ -87,9 +85,7 @@ def attend(cache: KVCache, layer: int, query: Tensor, groups: Seq[AttentionGroup
 def _attend_group(cache: KVCache, layer: int, query: Tensor, group: AttentionGroup) -> Tensor:
     keys, values = cache.read(layer, group)
     kv_heads, batch, head_dim = cache.num_kv_heads, group.batch, cache.head_dim
-    rows = query[group.start : group.stop].view(
-        batch, -1, kv_heads, query.shape[1] // kv_heads, head_dim
-    )
+    rows = query[group.start : group.stop].view(batch, -1, kv_heads, query.shape[1] // kv_heads, head_dim)
     span, shared = rows.shape[1], rows.shape[3]
     stacked = rows.permute(2, 0, 3, 1, 4).reshape(kv_heads, batch, shared * span, head_dim)
     out = F.scaled_dot_product_attention(stacked, keys, values, attn_mask=group.mask)

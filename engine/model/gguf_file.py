@@ -79,9 +79,7 @@ class GgufFile:
     def _read_header(self) -> None:
         magic, version = self._bytes(4), self._number("<I")
         if magic != b"GGUF" or version not in (2, 3):
-            raise UnsupportedModel(
-                f"Not a GGUF v2 or v3 file (magic {magic!r}, version {version})."
-            )
+            raise UnsupportedModel(f"Not a GGUF v2 or v3 file (magic {magic!r}, version {version}).")
         num_tensors, num_keys = self._number("<Q"), self._number("<Q")
         for _ in range(num_keys):
             key = self._string()

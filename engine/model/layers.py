@@ -25,9 +25,7 @@ def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
     heads.copy_(out)
 
 
-def rope_table(
-    frequencies: list[float], length: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
+def rope_table(frequencies: list[float], length: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """cos [length, 1, head_dim] and sin [length, 1, head_dim / 2] for positions 0 … length − 1."""
     positions = torch.arange(length, dtype=torch.float64, device=device)
     angles = torch.outer(positions, torch.tensor(frequencies, dtype=torch.float64, device=device))

@@ -188,15 +188,11 @@ def load_model(
     return LoadedModel(source.config, weights, source.metadata, path)
 
 
-def _load_layer(
-    source: Source, index: int, matrix: Callable[..., Tensor], device: torch.device
-) -> LayerWeights:
+def _load_layer(source: Source, index: int, matrix: Callable[..., Tensor], device: torch.device) -> LayerWeights:
     def vector(name: str) -> Tensor:
         return source.load(name, index).float().to(device)
 
-    bias = (
-        matrix("q_bias", "k_bias", "v_bias", layer=index) if source.has("q_bias", index) else None
-    )
+    bias = matrix("q_bias", "k_bias", "v_bias", layer=index) if source.has("q_bias", index) else None
     return LayerWeights(
         attn_norm=vector("attn_norm"),
         qkv=matrix("q", "k", "v", layer=index),

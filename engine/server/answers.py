@@ -45,9 +45,7 @@ class Answer:
         self._generation = generation
         self._request: CompletionRequest = generation.request
         self._wants_timeline = exchange.header("x-fanlight-timeline") == "1"
-        self._shape = Shape(
-            exchange.request_id, service.config.name, service.tokenizer, chat=self._request.chat
-        )
+        self._shape = Shape(exchange.request_id, service.config.name, service.tokenizer, chat=self._request.chat)
         self._seen: set[int] = set()
         self._reported_first = False
 

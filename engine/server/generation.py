@@ -130,8 +130,7 @@ class Generation:
         if prompt_tokens >= window or prompt_tokens + (wanted or 0) > window:
             asked = "" if wanted is None else f" and {wanted} for the answer"
             raise ContextTooLong(
-                f"This model's window is {window} tokens; the request has {prompt_tokens} "
-                f"in the prompt{asked}.",
+                f"This model's window is {window} tokens; the request has {prompt_tokens} in the prompt{asked}.",
                 "messages" if self.request.chat else "prompt",
             )
         return wanted or window - prompt_tokens

@@ -72,9 +72,7 @@ class Exchange:
         """Send a piece of the body; waits while the client reads slower than we write."""
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
-    async def reply(
-        self, status: int, data: bytes, content_type: str, extra: dict[str, str] | None = None
-    ) -> None:
+    async def reply(self, status: int, data: bytes, content_type: str, extra: dict[str, str] | None = None) -> None:
         """Send a whole response."""
         length = {"content-length": str(len(data))}
         await self.start(status, content_type, length | (extra or {}))

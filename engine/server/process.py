@@ -61,9 +61,7 @@ def run(config: EngineConfig, server: ServerConfig) -> int:
         return runner.run(_serve(engine, server, listeners, key, log))
 
 
-async def _serve(
-    engine: Engine, server: ServerConfig, listeners: Listeners, key: str | None, log: Log
-) -> int:
+async def _serve(engine: Engine, server: ServerConfig, listeners: Listeners, key: str | None, log: Log) -> int:
     service = Service(engine, key)
     service.core.start()
     main = _server(EngineApp(service), server.drain_seconds)

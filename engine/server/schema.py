@@ -109,9 +109,7 @@ def parse(data: bytes, *, chat: bool) -> CompletionRequest:
         if name not in fields:
             raise RequestError(f"The field '{name}' is required.", name)
     _check_together(fields, chat=chat)
-    return CompletionRequest(
-        fields.pop("model"), fields.pop("messages", None), fields.pop("prompt", None), fields
-    )
+    return CompletionRequest(fields.pop("model"), fields.pop("messages", None), fields.pop("prompt", None), fields)
 
 
 def _checked(checks: Mapping[str, Check], name: str, value: Any) -> Any:

@@ -32,9 +32,7 @@ class HashRunner:
                 self.slots[slot] = chunk.sequence.tokens[position]
             self.computed_tokens += chunk.count
         return {
-            chunk.sequence.id: Sampled(next_token(self._read(chunk.sequence)))
-            for chunk in step.chunks
-            if chunk.samples
+            chunk.sequence.id: Sampled(next_token(self._read(chunk.sequence))) for chunk in step.chunks if chunk.samples
         }
 
     def sample(self, step: Step, computed: object) -> dict[int, Sampled]:

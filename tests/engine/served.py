@@ -36,9 +36,7 @@ class Served:
     def stats(self) -> dict[str, Any]:
         return dict(httpx.get(f"{self.url}/stats").json())
 
-    def wait_for(
-        self, check: Callable[[dict[str, Any]], bool], seconds: float = 60.0
-    ) -> dict[str, Any]:
+    def wait_for(self, check: Callable[[dict[str, Any]], bool], seconds: float = 60.0) -> dict[str, Any]:
         """Poll /stats until `check` holds; the bound only turns a hang into a failure."""
         end = time.monotonic() + seconds
         while not check(stats := self.stats()):

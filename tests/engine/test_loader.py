@@ -110,9 +110,7 @@ def test_a_config_without_kv_heads_has_one_per_query_head() -> None:
         ({"hidden_act": "gelu"}, "Activation 'gelu'"),
     ],
 )
-def test_variants_that_would_answer_wrongly_are_refused(
-    change: dict[str, Any], message: str
-) -> None:
+def test_variants_that_would_answer_wrongly_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(UnsupportedModel, match=message):
         config_from_hf(HF | change)
 

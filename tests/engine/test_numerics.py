@@ -150,9 +150,7 @@ def test_batch_mates_do_not_change_a_row(loaded: LoadedModel, tokenizer: Tokeniz
 
 
 @torch.inference_mode()
-def test_bf16_stays_close_to_float32(
-    bundled_model: Path, tokenizer: Tokenizer, reference: PreTrainedModel
-) -> None:
+def test_bf16_stays_close_to_float32(bundled_model: Path, tokenizer: Tokenizer, reference: PreTrainedModel) -> None:
     """The served type: a few percent of logit error, and top-1 almost always the same."""
     model = load_model(bundled_model, torch.bfloat16, CPU)
     bench = Bench(model)
@@ -207,9 +205,7 @@ SIZES = {
 
 @pytest.mark.parametrize("make", [tiny_llama, tiny_qwen2, tiny_qwen3])
 @torch.inference_mode()
-def test_safetensors_of_each_family_match_transformers(
-    make: Callable[[], PreTrainedModel], tmp_path: Path
-) -> None:
+def test_safetensors_of_each_family_match_transformers(make: Callable[[], PreTrainedModel], tmp_path: Path) -> None:
     """Random weights saved by transformers: rope scaling, biases, query/key norms, tied heads."""
     torch.manual_seed(0)
     model = make().eval()

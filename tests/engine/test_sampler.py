@@ -53,9 +53,7 @@ def test_frequencies_follow_the_distribution() -> None:
 
 def test_top_k_reaches_the_k_best_only() -> None:
     best = set(logits()[0].topk(3).indices.tolist())
-    assert set(reachable(logits(scale=0.1), top_k=3)) <= set(
-        logits(scale=0.1)[0].topk(3).indices.tolist()
-    )
+    assert set(reachable(logits(scale=0.1), top_k=3)) <= set(logits(scale=0.1)[0].topk(3).indices.tolist())
     assert set(reachable(logits(), top_k=3)) <= best
 
 
@@ -79,9 +77,7 @@ def test_draws_stay_in_the_set_a_plain_implementation_allows(
         probs[order[top_k:]] = 0
     before = probs[order].cumsum(0) - probs[order]
     allowed = {
-        int(id)
-        for id, mass in zip(order, before, strict=True)
-        if mass < top_p * probs.sum() + 1e-6 and probs[id] > 0
+        int(id) for id, mass in zip(order, before, strict=True) if mass < top_p * probs.sum() + 1e-6 and probs[id] > 0
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "CANDIDATES", (4, 16))
@@ -157,9 +153,7 @@ def test_stop_tokens_are_banned_until_min_tokens() -> None:
 
 def test_logprobs_are_those_of_the_raw_distribution() -> None:
     expected = logits().log_softmax(-1)[0]
-    sampled = Sampler().sample(
-        logits(), [sequence(temperature=0.0, top_logprobs=2, logit_bias=((11, 100.0),))]
-    )[0]
+    sampled = Sampler().sample(logits(), [sequence(temperature=0.0, top_logprobs=2, logit_bias=((11, 100.0),))])[0]
     assert sampled.token_id == 11
     assert sampled.logprob == pytest.approx(float(expected[11]))
     assert [id for id, _ in sampled.top] == expected.topk(2).indices.tolist()

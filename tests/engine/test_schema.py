@@ -149,9 +149,7 @@ def test_the_newer_limit_wins_and_completions_default_to_16() -> None:
     assert text().max_tokens == 16
 
 
-@pytest.mark.parametrize(
-    ("prompt", "expected"), [("a", "a"), (["a"], "a"), ([1, 2], [1, 2]), ([[1, 2]], [1, 2])]
-)
+@pytest.mark.parametrize(("prompt", "expected"), [("a", "a"), (["a"], "a"), ([1, 2], [1, 2]), ([[1, 2]], [1, 2])])
 def test_a_prompt_is_text_or_ids_or_a_list_of_one(prompt: Any, expected: Any) -> None:
     assert text(prompt=prompt).prompt == expected
 

@@ -105,9 +105,7 @@ class World:
             if arrival.step == self.steps:
                 params = SamplingParams(arrival.max_tokens, stop_token_ids=arrival.stop)
                 root = hash_root("rev", arrival.salt)
-                sequence = Sequence(
-                    id, arrival.prompt, params, root=root, priority=arrival.priority
-                )
+                sequence = Sequence(id, arrival.prompt, params, root=root, priority=arrival.priority)
                 self.sequences[id] = sequence
                 self.scheduler.add(sequence)
 
@@ -167,17 +165,13 @@ def test_every_request_gets_its_oracle_tokens_and_every_block_comes_back(
     st.lists(st.integers(0, 3), min_size=1, max_size=8),
     st.booleans(),
 )
-def test_a_prefix_is_shared_under_one_salt_only(
-    prefix: list[int], tail: list[int], same: bool
-) -> None:
+def test_a_prefix_is_shared_under_one_salt_only(prefix: list[int], tail: list[int], same: bool) -> None:
     """The second request hits the first one's full blocks, capped at num_tokens − 1, or nothing."""
     pool = BlockPool(64, 4)
     scheduler = Scheduler(pool, SchedulerLimits(max_num_seqs=2, max_num_batched_tokens=16))
     runner = HashRunner(64, 4)
     first = Sequence(0, prefix, SamplingParams(1), root=hash_root("r", "a"))
-    second = Sequence(
-        1, prefix + tail, SamplingParams(1), root=hash_root("r", "a" if same else "b")
-    )
+    second = Sequence(1, prefix + tail, SamplingParams(1), root=hash_root("r", "a" if same else "b"))
     for sequence in (first, second):
         scheduler.add(sequence)
         while scheduler.has_work:
