@@ -9,6 +9,6 @@ from console.dashboards.consumers import OverviewConsumer
 from console.playground.consumers import PlaygroundConsumer
 
 websocket_urlpatterns = [
-    path("ws/overview/", SameOrigin(OverviewConsumer.as_asgi())),
-    path("ws/playground/", SameOrigin(PlaygroundConsumer.as_asgi())),
+    path("ws/overview/", SameOrigin(OverviewConsumer.as_asgi())),  # type: ignore[arg-type]
+    path("ws/playground/", SameOrigin(PlaygroundConsumer.as_asgi())),  # type: ignore[arg-type]
 ]

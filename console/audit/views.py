@@ -1,4 +1,4 @@
-"""The audit log: admins see all of it, owners of a tenant what concerns their tenants, others what they did themselves."""
+"""The audit log: admins see all, owners what concerns their tenants, others what they did themselves."""
 
 from __future__ import annotations
 
@@ -45,9 +45,7 @@ def visible_entries(user: User) -> QuerySet[AuditEntry]:
     """What this person may read."""
     if user.is_staff:
         return AuditEntry.objects.all()
-    owned = Membership.objects.filter(user=user, role=Membership.Role.OWNER).values_list(
-        "tenant_id", flat=True
-    )
+    owned = Membership.objects.filter(user=user, role=Membership.Role.OWNER).values_list("tenant_id", flat=True)
     return AuditEntry.objects.filter(Q(tenant_id__in=list(owned)) | Q(actor=user))
 
 

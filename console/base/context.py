@@ -27,9 +27,7 @@ def console(request: HttpRequest) -> dict[str, Any]:
         "zone_cookie": "" if signed_in and user and user.time_zone else ZONE_COOKIE,
         "nav": _navigation(request, bool(user and user.is_staff)) if signed_in else [],
         "tenants": SimpleLazyObject(lambda: list(visible_tenants(user)) if user else []),
-        "initials": _initials(user.get_full_name() or user.get_username())
-        if signed_in and user
-        else "",
+        "initials": _initials(user.get_full_name() or user.get_username()) if signed_in and user else "",
         "languages": [("en", "English"), ("zh-hans", "中文")],
         "ranges": [
             ("15m", _("15 m")),
@@ -70,8 +68,7 @@ def _navigation(request: HttpRequest, is_admin: bool) -> list[dict[str, Any]]:
         {
             "title": title,
             "links": [
-                {"name": name, "title": text, "url": reverse(name), "current": name == current}
-                for name, text in links
+                {"name": name, "title": text, "url": reverse(name), "current": name == current} for name, text in links
             ],
         }
         for title, links in groups
@@ -97,9 +94,7 @@ def _words() -> dict[str, str]:
         "stopped": _("stopped"),
         "failed": _("failed"),
         "you": _("You"),
-        "disconnected": _(
-            "The connection to Fanlight was lost. What had arrived is kept; sending again reconnects."
-        ),
+        "disconnected": _("The connection to Fanlight was lost. What had arrived is kept; sending again reconnects."),
         "noAnswer": _("The model ended without a word."),
         "stop": _("Stop"),
         "send": _("Send"),
@@ -113,12 +108,8 @@ def _words() -> dict[str, str]:
         "blockTip": _("block {n} of {total}, {kind}, tokens {from}–{to}"),
         "requests": _("{n} requests"),
         "latencyTip": _("{time}  p99 {p99} ms, p50 {p50} ms"),
-        "trafficTip": _(
-            "{time}  ok {ok}, cancelled {cancelled}, rejected {rejected}, error {failed}"
-        ),
+        "trafficTip": _("{time}  ok {ok}, cancelled {cancelled}, rejected {rejected}, error {failed}"),
         "histTip": _("{from} – {to}: {n} requests"),
         "noData": _("Nothing was measured in this time."),
-        "loadFailed": _(
-            "This part could not be loaded. Reload the page, or try a shorter time range."
-        ),
+        "loadFailed": _("This part could not be loaded. Reload the page, or try a shorter time range."),
     }

@@ -18,9 +18,7 @@ class SignInForm(AuthenticationForm):
     """Name and password; errors never tell which of the two was wrong."""
 
     error_messages = {
-        "invalid_login": _(
-            "That name and password do not belong together. Check the keyboard's case and try again."
-        ),
+        "invalid_login": _("That name and password do not belong together. Check the keyboard's case and try again."),
         "inactive": _("This account is switched off. Ask an administrator."),
     }
 

@@ -58,9 +58,7 @@ def same_origin(headers: dict[bytes, bytes]) -> bool:
 async def off_loop(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Run a blocking call on the sockets' own threads. The thread's connection is closed after it."""
     context = contextvars.copy_context()
-    return await asyncio.get_running_loop().run_in_executor(
-        _THREADS, lambda: context.run(_closing, call, args, kwargs)
-    )
+    return await asyncio.get_running_loop().run_in_executor(_THREADS, lambda: context.run(_closing, call, args, kwargs))
 
 
 def _closing(call: Callable[..., T], args: Any, kwargs: Any) -> T:

@@ -23,12 +23,19 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 
 from console.audit.actions import Actor, record
 from console.base.forms import NewPasswordForm, PreferencesForm, SignInForm, zones
+from console.base.models import User
 from console.fleet.models import Route
 
 
 def actor_of(request: HttpRequest) -> Actor:
     """The signed-in person and their address, for actions."""
-    return Actor(user=request.user, address=request.META.get("REMOTE_ADDR") or None)  # type: ignore[arg-type]
+    return Actor(user=signed_in(request), address=request.META.get("REMOTE_ADDR") or None)
+
+
+def signed_in(request: HttpRequest) -> User:
+    """The person behind a request to a page that needs one."""
+    assert isinstance(request.user, User)
+    return request.user
 
 
 class SignIn(LoginView):
@@ -44,15 +51,15 @@ class SignIn(LoginView):
 @require_http_methods(["GET", "POST"])
 def password(request: HttpRequest) -> HttpResponse:
     """Change one's password; the only page that opens before the first change."""
-    user = request.user
+    user = signed_in(request)
     form = NewPasswordForm(user, request.POST or None)
     if request.method == "POST" and form.is_valid():
         with transaction.atomic():
             form.save(commit=False)
-            user.must_change_password = False  # type: ignore[union-attr]
+            user.must_change_password = False
             user.save(update_fields=["password", "must_change_password"])
-            record(actor_of(request), "user.password", user)  # type: ignore[arg-type]
-        update_session_auth_hash(request, user)  # type: ignore[arg-type]
+            record(actor_of(request), "user.password", user)
+        update_session_auth_hash(request, user)
         messages.success(request, _("Your password is changed."))
         return redirect("overview")
     return render(
@@ -137,9 +144,7 @@ def csrf_failure(request: HttpRequest, reason: str = "") -> HttpResponse:
 
 
 def not_found(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
-    text = _(
-        "The address may be mistyped, its retention may be over, or it belongs to somebody else."
-    )
+    text = _("The address may be mistyped, its retention may be over, or it belongs to somebody else.")
     return _error(request, 404, _("There is nothing here"), text)
 
 
@@ -148,18 +153,14 @@ def server_error(request: HttpRequest) -> HttpResponse:
     context = {
         "status": 500,
         "title": _("This page failed"),
-        "text": _(
-            "Fanlight itself made a mistake; requests to /v1 are not affected. The log has the details."
-        ),
+        "text": _("Fanlight itself made a mistake; requests to /v1 are not affected. The log has the details."),
         "base": "bare.html",
     }
     return HttpResponse(render_to_string("error.html", context), status=500)
 
 
 def too_slow(request: HttpRequest) -> HttpResponse:
-    text = _(
-        "The database did not answer in time. Choose a shorter time range or a narrower filter."
-    )
+    text = _("The database did not answer in time. Choose a shorter time range or a narrower filter.")
     return _error(request, 503, _("This took too long"), text)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from django.contrib import admin
 
-from console.billing.models import UsageRecord
 from console.base.admin import ReadOnlyAdmin
+from console.billing.models import UsageRecord
 
 
 @admin.register(UsageRecord)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from django.db.models import Count, Max, Sum
 from django.db.models.functions import TruncDay
@@ -57,9 +58,7 @@ def usage_by_key(tenant_id: uuid.UUID, now: datetime | None = None) -> dict[uuid
     return usage
 
 
-def usage_by_model(
-    tenant_id: uuid.UUID, now: datetime | None = None
-) -> Iterable[dict[str, int | str]]:
+def usage_by_model(tenant_id: uuid.UUID, now: datetime | None = None) -> Iterable[Mapping[str, Any]]:
     """Requests and tokens of a tenant by model over the same days, the most used first."""
     now = now or datetime.now(UTC)
     first = (now - timedelta(days=DAYS - 1)).replace(hour=0, minute=0, second=0, microsecond=0)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from django.contrib import admin
 
-from console.catalog.models import Model
 from console.base.admin import ReadOnlyAdmin
+from console.catalog.models import Model
 
 
 @admin.register(Model)

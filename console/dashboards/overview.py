@@ -24,6 +24,7 @@ from console.telemetry.trace import layer_title, of_record
 PARTS = ("verdict", "figures", "replicas", "slow", "transitions")
 QUERY_MS = 4_000
 _FRESH_S = 1.0
+_STALE_S = 15.0
 _SHARE = 10  # a snapshot is kept for ten times what it cost: live numbers take a tenth of one core at most
 
 
@@ -141,7 +142,7 @@ class Cache:
             return snapshot
 
     def pause(self, cost: float) -> float:
-        return max(_FRESH_S, _SHARE * cost)
+        return min(max(_FRESH_S, _SHARE * cost), _STALE_S)
 
     def cost(self, scope: Scope, key: str) -> float:
         """What the newest snapshot cost, in seconds."""
@@ -181,9 +182,7 @@ def series(snapshot: Snapshot) -> dict[str, Any]:
     bars = snapshot.traffic.slices
 
     def pairs(name: str) -> list[list[float | None]]:
-        return [
-            [None if v is None else round(v / 1000, 1) for v in getattr(bar, name)] for bar in bars
-        ]
+        return [[None if v is None else round(v / 1000, 1) for v in getattr(bar, name)] for bar in bars]
 
     return {
         "start": snapshot.window.start.timestamp(),
@@ -216,21 +215,15 @@ def verdict(snapshot: Snapshot) -> Verdict:
     total = len(snapshot.replicas)
     css, sentences = "good", []
     if total == 0:
-        return Verdict(
-            "idle", [_("No model is deployed yet, so every request is answered with 503.")]
-        )
+        return Verdict("idle", [_("No model is deployed yet, so every request is answered with 503.")])
     if ready == 0:
         css = "bad"
         sentences.append(_("No replica is ready: requests are answered with 503 until one is."))
     elif ready < total:
         css = "warn"
-        sentences.append(
-            _("%(ready)s of %(total)s replicas are ready.") % {"ready": ready, "total": total}
-        )
+        sentences.append(_("%(ready)s of %(total)s replicas are ready.") % {"ready": ready, "total": total})
     else:
-        sentences.append(
-            ngettext("The replica is ready.", "All %(n)s replicas are ready.", total) % {"n": total}
-        )
+        sentences.append(ngettext("The replica is ready.", "All %(n)s replicas are ready.", total) % {"n": total})
     if snapshot.is_admin and ready < total:
         sentences += [
             _("%(replica)s is %(state)s: %(reason)s.")
@@ -254,9 +247,7 @@ def verdict(snapshot: Snapshot) -> Verdict:
             % {"n": f"{whole.failed:,}", "total": f"{whole.requests:,}"}
         )
     elif whole.requests:
-        sentences.append(
-            _("%(share)s %% of requests in this time did not fail.") % {"share": _good_share(whole)}
-        )
+        sentences.append(_("%(share)s %% of requests in this time did not fail.") % {"share": _good_share(whole)})
     return Verdict(css, sentences)
 
 
@@ -279,10 +270,7 @@ def why_slow(row: RequestRecord) -> str:
     }
     match top.layer:
         case "prefill":
-            return (
-                _("Prefill of %(tokens)s tokens took %(seconds)s s; %(cached)s were cached.")
-                % values
-            )
+            return _("Prefill of %(tokens)s tokens took %(seconds)s s; %(cached)s were cached.") % values
         case "queue":
             return _("Waited %(seconds)s s for a free slot.") % values
         case "equeue":

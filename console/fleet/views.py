@@ -15,7 +15,7 @@ from console.fleet.models import Deployment, Replica, Transition
 @require_GET
 def deployments(request: HttpRequest) -> HttpResponse:
     """Everything that should run and what does."""
-    if not request.user.is_staff:  # type: ignore[union-attr]
+    if not request.user.is_staff:
         raise PermissionDenied
     found = list(Deployment.objects.select_related("model").prefetch_related("routes"))
     replicas = list(Replica.objects.select_related("deployment"))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from django.contrib import admin
 
-from console.keys.models import APIKey
 from console.base.admin import ReadOnlyAdmin
+from console.keys.models import APIKey
 
 
 @admin.register(APIKey)

@@ -120,20 +120,14 @@ class PlaygroundConsumer(AsyncWebsocketConsumer):
     async def _principal(self) -> Principal:
         """Ask again before every request: people sign out, lose their tenant, are switched off."""
         try:
-            return await asyncio.wait_for(
-                off_loop(_authorise, self.scope, self.tenant, self.language), _PATIENCE_S
-            )
+            return await asyncio.wait_for(off_loop(_authorise, self.scope, self.tenant, self.language), _PATIENCE_S)
         except TimeoutError:
             with translation.override(self.language):
-                raise TimeoutError(
-                    _("The console's database does not answer. Requests to /v1 go on.")
-                ) from None
+                raise TimeoutError(_("The console's database does not answer. Requests to /v1 go on.")) from None
 
     async def _tell(self, kind: str, column: int, **values: Any) -> None:
-        with contextlib.suppress(Exception):  # noqa: BLE001 the socket may be gone; its disconnect cleans up
-            await self.send(
-                text_data=msgspec.json.encode({"type": kind, "column": column, **values}).decode()
-            )
+        with contextlib.suppress(Exception):
+            await self.send(text_data=msgspec.json.encode({"type": kind, "column": column, **values}).decode())
 
 
 class Frames:
@@ -206,9 +200,7 @@ def _body(message: Mapping[str, Any]) -> dict[str, Any]:
     """The request as /v1/chat/completions would get it; what is wrong in it is told by the pipeline itself."""
     params = message.get("params")
     known = (
-        {k: v for k, v in params.items() if k in PARAMS and v not in (None, "", [])}
-        if isinstance(params, dict)
-        else {}
+        {k: v for k, v in params.items() if k in PARAMS and v not in (None, "", [])} if isinstance(params, dict) else {}
     )
     return {
         "model": message.get("model"),

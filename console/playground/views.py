@@ -20,10 +20,7 @@ def playground(request: HttpRequest) -> HttpResponse:
     tenants = list(usable_tenants(request.user))
     wanted = request.GET.get("tenant", "")
     tenant = next((t for t in tenants if t.name == wanted), tenants[0] if tenants else None)
-    routes = [
-        _route(route)
-        for route in Route.objects.prefetch_related("deployments__model", "deployments__replicas")
-    ]
+    routes = [_route(route) for route in Route.objects.prefetch_related("deployments__model", "deployments__replicas")]
     setup = {
         "routes": routes,
         "tenant": str(tenant.id) if tenant else "",

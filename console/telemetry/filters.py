@@ -117,9 +117,7 @@ def _condition(word: str) -> Condition:
     if match is None:
         raise BadFilter(
             word,
-            _(
-                "“%(word)s” is no condition. Write field:value or field>number, for example status:error or ttft>800ms."
-            )
+            _("“%(word)s” is no condition. Write field:value or field>number, for example status:error or ttft>800ms.")
             % {"word": word},
         )
     field, op, value = match["field"], match["op"], match["value"]
@@ -132,16 +130,13 @@ def _condition(word: str) -> Condition:
             _("“%(field)s” is compared with “:”, for example %(field)s:value.") % {"field": field},
         )
     if field in DURATIONS:
-        return _number(
-            word, field, DURATIONS[field], op, _microseconds(word, field, value), negated
-        )
+        return _number(word, field, DURATIONS[field], op, _microseconds(word, field, value), negated)
     if field in COUNTS:
         return _number(word, field, COUNTS[field], op, _count(word, field, value), negated)
     known = ", ".join(sorted({*WORDS, *DURATIONS, *COUNTS}))
     raise BadFilter(
         word,
-        _("There is no field “%(field)s”. There are: %(known)s.")
-        % {"field": field, "known": known},
+        _("There is no field “%(field)s”. There are: %(known)s.") % {"field": field, "known": known},
     )
 
 
@@ -180,8 +175,7 @@ def _microseconds(word: str, field: str, value: str) -> int:
     if match is None or (match[2] not in _UNITS_US and match[2] != ""):
         raise BadFilter(
             word,
-            _("“%(field)s” needs a duration, for example %(field)s>800ms or %(field)s<2s.")
-            % {"field": field},
+            _("“%(field)s” needs a duration, for example %(field)s>800ms or %(field)s<2s.") % {"field": field},
         )
     return round(float(match[1]) * _UNITS_US[match[2] or "ms"])
 
@@ -189,9 +183,7 @@ def _microseconds(word: str, field: str, value: str) -> int:
 def _count(word: str, field: str, value: str) -> int:
     match = _NUMBER.fullmatch(value.strip().lower())
     if match is None or match[2] not in _UNITS_COUNT:
-        raise BadFilter(
-            word, _("“%(field)s” needs a number, for example %(field)s>4k.") % {"field": field}
-        )
+        raise BadFilter(word, _("“%(field)s” needs a number, for example %(field)s>4k.") % {"field": field})
     return round(float(match[1]) * _UNITS_COUNT[match[2]])
 
 

@@ -22,9 +22,9 @@ from console.tenants.models import Tenant
 class Names:
     """By id. Whatever is gone or not the reader's is missing."""
 
-    tenants: dict[uuid.UUID, Tenant] = field(default_factory=dict)
-    keys: dict[uuid.UUID, APIKey] = field(default_factory=dict)
-    replicas: dict[uuid.UUID, Replica] = field(default_factory=dict)
+    tenants: dict[uuid.UUID | None, Tenant] = field(default_factory=dict)
+    keys: dict[uuid.UUID | None, APIKey] = field(default_factory=dict)
+    replicas: dict[uuid.UUID | None, Replica] = field(default_factory=dict)
 
 
 def of(records: Iterable[RequestRecord], scope: Scope) -> Names:
@@ -46,9 +46,7 @@ def by_ids(
 ) -> Names:
     """Names of these ids; a kind that is not asked for costs no query."""
     tenants, keys, replicas = ({i for i in ids if i} for ids in (tenant_ids, key_ids, replica_ids))
-    visible_tenants = (
-        Tenant.objects.filter(_in_scope(scope, "id"), id__in=tenants) if tenants else ()
-    )
+    visible_tenants = Tenant.objects.filter(_in_scope(scope, "id"), id__in=tenants) if tenants else ()
     visible_keys = APIKey.objects.filter(_in_scope(scope, "tenant_id"), id__in=keys) if keys else ()
     known = Replica.objects.select_related("deployment").filter(id__in=replicas) if replicas else ()
     return Names(
@@ -81,20 +79,14 @@ def _known(finder, condition: Condition, value: str, scope: Scope) -> list[uuid.
 
 def _tenant_ids(value: str, scope: Scope) -> list[uuid.UUID]:
     match = Q(name__iexact=value) | Q(display_name__iexact=value) | _id(value)
-    return list(
-        Tenant.objects.filter(_in_scope(scope, "id")).filter(match).values_list("id", flat=True)
-    )
+    return list(Tenant.objects.filter(_in_scope(scope, "id")).filter(match).values_list("id", flat=True))
 
 
 def _key_ids(value: str, scope: Scope) -> list[uuid.UUID]:
     match = Q(name__iexact=value) | _id(value)
     if len(value) >= 4:
         match |= Q(display__endswith=value)
-    return list(
-        APIKey.objects.filter(_in_scope(scope, "tenant_id"))
-        .filter(match)
-        .values_list("id", flat=True)
-    )
+    return list(APIKey.objects.filter(_in_scope(scope, "tenant_id")).filter(match).values_list("id", flat=True))
 
 
 def _replica_ids(value: str, scope: Scope) -> list[uuid.UUID]:

@@ -4,6 +4,7 @@ Percentiles are exact over the newest CAP rows of the window. `reading()` bounds
 database: the partitions lie on the disk that the ledger is written to.
 """
 
+# ruff: noqa: S608  names that are spliced in are our own; every value is a parameter
 from __future__ import annotations
 
 import uuid
@@ -93,11 +94,7 @@ def where(scope: Scope, window: Window, conditions: Sequence[Condition] = ()) ->
 
 def _condition(condition: Condition) -> tuple[str, tuple[Any, ...]]:
     if condition.op != "in":
-        column = (
-            "(prompt_tokens + completion_tokens)"
-            if condition.field == "tokens"
-            else condition.field
-        )
+        column = "(prompt_tokens + completion_tokens)" if condition.field == "tokens" else condition.field
         return f"{column} {condition.op} %s", (condition.number,)
     values = list(condition.values)
     match condition.field:
@@ -307,7 +304,8 @@ def summary(scope: Scope, window: Window, conditions: Sequence[Condition]) -> Su
     wanted = where(scope, window, conditions)
     extra = wanted.sql[len(everything.sql) :].removeprefix(" AND ") or "true"
     row = _fetch(
-        f"""WITH newest AS (SELECT * FROM {_TABLE} WHERE {everything.sql} ORDER BY started_at DESC, id DESC LIMIT {CAP}),
+        f"""WITH newest AS (
+          SELECT * FROM {_TABLE} WHERE {everything.sql} ORDER BY started_at DESC, id DESC LIMIT {CAP}),
         flagged AS (SELECT ttft_us, duration_us, ({extra}) AS hit FROM newest)
         SELECT count(*), count(*) FILTER (WHERE hit),
           percentile_cont(ARRAY[0.5, 0.99]) WITHIN GROUP (ORDER BY ttft_us) FILTER (WHERE hit),
@@ -326,14 +324,13 @@ class Histogram:
     counts: tuple[int, ...]
 
 
-def histogram(
-    scope: Scope, window: Window, conditions: Sequence[Condition], bars: int = 84
-) -> Histogram | None:
+def histogram(scope: Scope, window: Window, conditions: Sequence[Condition], bars: int = 84) -> Histogram | None:
     """TTFT of what the conditions leave, without the ones on TTFT itself: those are the selection."""
     rest = [condition for condition in conditions if condition.field != "ttft_us"]
     clause = where(scope, window, rest).and_("ttft_us > 0")
     rows = _fetch(
-        f"""WITH newest AS (SELECT ttft_us FROM {_TABLE} WHERE {clause.sql} ORDER BY started_at DESC, id DESC LIMIT {CAP}),
+        f"""WITH newest AS (
+          SELECT ttft_us FROM {_TABLE} WHERE {clause.sql} ORDER BY started_at DESC, id DESC LIMIT {CAP}),
         ends AS (SELECT min(ttft_us) * 0.95 AS low, max(ttft_us) * 1.05 AS high FROM newest)
         SELECT low, high, width_bucket(ln(ttft_us), ln(low), ln(high), {int(bars)}) AS bar, count(*)
         FROM newest, ends GROUP BY low, high, bar""",
@@ -357,9 +354,7 @@ class Group:
     median_us: float | None  # time in the slowest layer, or to the first token
 
 
-def groups(
-    scope: Scope, window: Window, conditions: Sequence[Condition], by: str, limit: int = 6
-) -> list[Group]:
+def groups(scope: Scope, window: Window, conditions: Sequence[Condition], by: str, limit: int = 6) -> list[Group]:
     """The matching requests by their slowest layer, tenant, key, …; the largest groups first."""
     clause = where(scope, window, conditions)
     measure = _LAYER_US if by == "layer" else "ttft_us"
@@ -478,7 +473,8 @@ def resolved(condition: Condition, ids: Sequence[uuid.UUID]) -> Condition:
 def _fetch(sql: str, params: Sequence[Any]) -> list[tuple[Any, ...]]:
     with connection.cursor() as cursor:
         cursor.execute(sql, params)
-        return cursor.fetchall()
+        rows: list[tuple[Any, ...]] = cursor.fetchall()
+    return rows
 
 
 def _records(sql: str, params: Sequence[Any]) -> list[RequestRecord]:

@@ -149,7 +149,7 @@ class Trace:
 
 
 def build(row: RequestRecord, body: Mapping[str, Any]) -> Trace:
-    """Lay a request's phases out. Works without a detail: then from the record's sums, and says so by having no rows."""
+    """Lay a request's phases out. Works without a detail: then from the record's sums, and says so by having no rows."""  # noqa: E501
     phases: list[Phase] = sorted(
         ((name, int(a), int(b), args or {}) for name, a, b, args in body.get("phases", ())),
         key=lambda p: (p[1], p[2]),
@@ -240,10 +240,7 @@ def _segments(kind: str, members: Sequence[Phase], row: RequestRecord) -> list[S
         return [s for phase in members for s in _chunks(phase)]
     if kind == "decode" and row.completion_tokens:
         words = ngettext("decode, %(n)s token", "decode, %(n)s tokens", row.completion_tokens)
-        return [
-            Segment(a, b, words % {"n": f"{row.completion_tokens:,}"})
-            for _name, a, b, _args in members
-        ]
+        return [Segment(a, b, words % {"n": f"{row.completion_tokens:,}"}) for _name, a, b, _args in members]
     return [Segment(a, b, _phase_title(name)) for name, a, b, _args in members]
 
 
@@ -286,9 +283,7 @@ def _note(kind: str, members: Sequence[Phase], body: Mapping[str, Any], row: Req
         case "prefill":
             return _("%(tokens)s computed") % {"tokens": f"{computed_tokens(row, body):,}"}
         case "decode" if row.preemptions:
-            return ngettext("%(n)s preemption", "%(n)s preemptions", row.preemptions) % {
-                "n": row.preemptions
-            }
+            return ngettext("%(n)s preemption", "%(n)s preemptions", row.preemptions) % {"n": row.preemptions}
     return ""
 
 
@@ -315,8 +310,7 @@ class Event:
 def events(body: Mapping[str, Any]) -> list[Event]:
     """Gateway and engine events on one clock, in time order."""
     found = [
-        Event(source, name.lower(), int(t), _arguments(args or {}))
-        for source, name, t, args in body.get("events", ())
+        Event(source, name.lower(), int(t), _arguments(args or {})) for source, name, t, args in body.get("events", ())
     ]
     return sorted(found, key=lambda e: e.t)
 
@@ -336,9 +330,7 @@ def event_title(name: str) -> str:
 
 
 def _arguments(args: Mapping[str, Any]) -> str:
-    return ", ".join(
-        f"{key} {_value(value)}" for key, value in args.items() if value not in (None, "")
-    )
+    return ", ".join(f"{key} {_value(value)}" for key, value in args.items() if value not in (None, ""))
 
 
 def _value(value: Any) -> str:
@@ -428,7 +420,7 @@ def verdict(row: RequestRecord, trace: Trace, body: Mapping[str, Any]) -> list[s
         values = {"share": round(ranked[0].share * 100), "layer": ranked[0].title}
         text = (
             _(
-                "%(share)s %% of the time went into: %(layer)s. The answer came in one piece, so there is no first token."
+                "%(share)s %% of the time went into: %(layer)s. The answer came in one piece, so there is no first token."  # noqa: E501
             )
             if row.outcome == "ok"
             else _("No token was sent. %(share)s %% of the time went into: %(layer)s.")
@@ -461,12 +453,10 @@ def _first_token_sentence(top: Share, row: RequestRecord, body: Mapping[str, Any
     match top.layer:
         case "prefill" if row.cached_tokens:
             text = _(
-                "%(share)s %% of the time to first token was prefill of %(tokens)s tokens; a cache held the other %(cached)s."
+                "%(share)s %% of the time to first token was prefill of %(tokens)s tokens; a cache held the other %(cached)s."  # noqa: E501
             )
         case "prefill":
-            text = _(
-                "%(share)s %% of the time to first token was prefill of %(tokens)s tokens that no cache held."
-            )
+            text = _("%(share)s %% of the time to first token was prefill of %(tokens)s tokens that no cache held.")
         case "queue":
             text = _("%(share)s %% of the time to first token was waiting for a free slot.")
         case "equeue":
@@ -502,34 +492,24 @@ def _second_sentence(second: Share) -> str:
 def advice(code: str, status: int, outcome: str) -> str:
     """What to try after an error; empty where there was none."""
     by_code = {
-        "context_length_exceeded": _(
-            "Shorten the prompt, or send it to a model with a longer context."
-        ),
+        "context_length_exceeded": _("Shorten the prompt, or send it to a model with a longer context."),
         "model_not_found": _(
             "Check the model name against GET /v1/models; the key may not be allowed to call this one."
         ),
         "invalid_api_key": _("Check the key: it may be mistyped, revoked or expired."),
-        "too_many_in_flight": _(
-            "Too many requests are running at once. Retry after the time in Retry-After."
-        ),
+        "too_many_in_flight": _("Too many requests are running at once. Retry after the time in Retry-After."),
         "low_disk": _("The disk is nearly full, so new work is refused. Free some space."),
         "permission_denied": _("This key may not do that. Look at its allowed models."),
-        "engine_unreachable": _(
-            "The worker could not be reached. It is restarted by itself; sending again is safe."
-        ),
+        "engine_unreachable": _("The worker could not be reached. It is restarted by itself; sending again is safe."),
         "server_shutting_down": _("Fanlight was stopping. Send it again."),
         "rate_limit_exceeded": _("Slow down: honour Retry-After, or ask for a higher limit."),
         "insufficient_quota": _("The budget of this key or tenant is used up."),
         "queue_timeout": _(
             "Every replica was busy for the whole wait. Retry after the time in Retry-After, or add a replica."
         ),
-        "deadline_exceeded": _(
-            "The route's deadline cut it. Ask for a stream, or for fewer tokens."
-        ),
+        "deadline_exceeded": _("The route's deadline cut it. Ask for a stream, or for fewer tokens."),
         "timeout": _("The route's deadline cut it. Ask for a stream, or for fewer tokens."),
-        "slow_reader": _(
-            "The client did not read its stream fast enough. Check proxies between it and Fanlight."
-        ),
+        "slow_reader": _("The client did not read its stream fast enough. Check proxies between it and Fanlight."),
     }
     if code in by_code:
         return by_code[code]
@@ -540,16 +520,12 @@ def advice(code: str, status: int, outcome: str) -> str:
         "gateway_lost": _(
             "The gateway process died while it served this. It was billed for what the client had received."
         ),
-        "error": _(
-            "The replica failed. Look at its transitions: it is restarted by itself; sending again is safe."
-        ),
+        "error": _("The replica failed. Look at its transitions: it is restarted by itself; sending again is safe."),
     }
     if outcome in by_outcome:
         return by_outcome[outcome]
     if status == 503:
-        return _(
-            "No replica could take it. Look at the deployments; retry after the time in Retry-After."
-        )
+        return _("No replica could take it. Look at the deployments; retry after the time in Retry-After.")
     if 400 <= status < 500:
         return _("The request itself was refused: the message names the field.")
     return ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import uuid
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -29,10 +29,8 @@ from console.telemetry.models import RequestRecord
 from console.telemetry.scope import Scope, scope_of
 from console.telemetry.windows import Window
 
-_STILL_POSSIBLE = timedelta(
-    minutes=30
-)  # how long a request may run or be under way to the database
-_GROUP_TITLES = {
+_STILL_POSSIBLE = timedelta(minutes=30)  # how long a request may run or be under way to the database
+_GROUP_TITLES: dict[str, Callable[[], str]] = {
     "layer": lambda: _("slowest layer"),
     "model": lambda: _("model"),
     "tenant": lambda: _("tenant"),
@@ -105,9 +103,7 @@ def requests(request: HttpRequest) -> HttpResponse:
 
 
 def _is_partial(request: HttpRequest) -> bool:
-    return bool(request.headers.get("HX-Request")) and not request.headers.get(
-        "HX-History-Restore-Request"
-    )
+    return bool(request.headers.get("HX-Request")) and not request.headers.get("HX-History-Restore-Request")
 
 
 def _list(asked: Asked) -> dict[str, Any]:
@@ -157,9 +153,7 @@ def _list(asked: Asked) -> dict[str, Any]:
 
 def _window_problem(window: Window) -> str:
     return {
-        "bad-time": _(
-            "That time could not be read; the last hour is shown. Write it like 2026-11-24T14:30."
-        ),
+        "bad-time": _("That time could not be read; the last hour is shown. Write it like 2026-11-24T14:30."),
         "empty": _("The range ended before it began; the last hour is shown."),
         "too-long": _("At most 31 days are shown at once; this is the newest part of the range."),
     }.get(window.problem, "")
@@ -204,7 +198,7 @@ def _group(group: queries.Group, asked: Asked, known: names.Names) -> dict[str, 
             layer = _LAYER_CSS.get(value, value)
             title, condition = trace.layer_title(layer), f"layer:{value}"
         case "tenant" | "key" | "replica":
-            table: dict[uuid.UUID, Any] = {
+            table: Any = {
                 "tenant": known.tenants,
                 "key": known.keys,
                 "replica": known.replicas,
@@ -279,11 +273,9 @@ def _next(lines: Iterator[bytes]) -> bytes | None:
 
 
 def _cells(row: RequestRecord, known: names.Names) -> list[str]:
-    special = {
+    special: dict[str, Callable[[], str]] = {
         "started_at": lambda: timezone.localtime(row.started_at).isoformat(timespec="milliseconds"),
-        "tenant": lambda: (
-            known.tenants[row.tenant_id].name if row.tenant_id in known.tenants else ""
-        ),
+        "tenant": lambda: known.tenants[row.tenant_id].name if row.tenant_id in known.tenants else "",
         "key": lambda: known.keys[row.key_id].name if row.key_id in known.keys else "",
         "replica": lambda: str(known.replicas.get(row.replica_id, "")),
         "stream": lambda: "yes" if row.stream else "no",
@@ -318,18 +310,17 @@ def request_detail(request: HttpRequest, request_id: uuid.UUID) -> HttpResponse:
             context = _detail(request, scope, row)
     except queries.TooSlow:
         return too_slow(request)
-    return render(request, "telemetry/request.html", context)
+    response = render(request, "telemetry/request.html", context)
+    if _is_partial(request):  # the waiting page asks whether it is there now
+        response.headers["HX-Refresh"] = "true"
+    return response
 
 
 def _not_yet(request: HttpRequest, request_id: uuid.UUID) -> HttpResponse:
     """A fresh id may still be running. One that was delivered to somebody else is nothing to this reader."""
     at = windows.stamp(request_id)
     now = datetime.now(UTC)
-    if (
-        at is None
-        or not now - _STILL_POSSIBLE < at < now + timedelta(minutes=5)
-        or queries.exists(request_id)
-    ):
+    if at is None or not now - _STILL_POSSIBLE < at < now + timedelta(minutes=5) or queries.exists(request_id):
         raise Http404
     return render(request, "telemetry/pending.html", {"request_id": request_id, "at": at})
 
@@ -340,9 +331,7 @@ def _detail(request: HttpRequest, scope: Scope, row: RequestRecord) -> dict[str,
     known = names.of([row], scope)
     older, newer = queries.neighbours(scope, row)
     found = trace.events(body)
-    around = Window(
-        row.started_at - timedelta(minutes=1), row.started_at + timedelta(minutes=1), "custom"
-    )
+    around = Window(row.started_at - timedelta(minutes=1), row.started_at + timedelta(minutes=1), "custom")
     return {
         "row": row,
         "body": body,
@@ -355,11 +344,7 @@ def _detail(request: HttpRequest, scope: Scope, row: RequestRecord) -> dict[str,
         "rank": queries.rank(scope, row),
         "sentences": trace.verdict(row, drawn, body) if drawn.rows else [],
         "events": [(event, row.started_at + timedelta(microseconds=event.t)) for event in found],
-        "marks": [
-            [e.t, trace.event_title(e.name)]
-            for e in found
-            if e.source == "engine" and e.name != "chunk"
-        ][:24],
+        "marks": [[e.t, trace.event_title(e.name)] for e in found if e.source == "engine" and e.name != "chunk"][:24],
         "engine_events": sum(1 for e in found if e.source == "engine"),
         "blocks": trace.blocks(row, body),
         "gaps": trace.gaps(body),
@@ -400,11 +385,7 @@ def _speed(row: RequestRecord) -> float | None:
 
 def _sent(row: RequestRecord, body: dict[str, Any]) -> dict[str, Any]:
     """The request without its content, which is not kept."""
-    content = (
-        {"messages": [{"role": "user", "content": "…"}]}
-        if row.endpoint == "chat"
-        else {"prompt": "…"}
-    )
+    content = {"messages": [{"role": "user", "content": "…"}]} if row.endpoint == "chat" else {"prompt": "…"}
     return {"model": row.model, **content, **body.get("params", {}), "stream": row.stream}
 
 
@@ -460,11 +441,7 @@ def _python(row: RequestRecord, body: dict[str, Any]) -> str:
 
 
 def _replay(row: RequestRecord, body: dict[str, Any]) -> str:
-    known = {
-        k: v
-        for k, v in body.get("params", {}).items()
-        if k in PARAMS and isinstance(v, int | float | str)
-    }
+    known = {k: v for k, v in body.get("params", {}).items() if k in PARAMS and isinstance(v, int | float | str)}
     return f"{reverse('playground')}?{urlencode({'model': row.model, **known})}"
 
 

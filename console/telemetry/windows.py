@@ -53,9 +53,7 @@ def latest(key: str = DEFAULT, now: datetime | None = None) -> Window:
     return Window(end - RANGES[key], end, key)
 
 
-def parse(
-    key: str, start: str, end: str, zone: tzinfo = UTC, now: datetime | None = None
-) -> Window:
+def parse(key: str, start: str, end: str, zone: tzinfo = UTC, now: datetime | None = None) -> Window:
     """Read a window from a URL; what cannot be used falls back to the default and says why.
 
     Custom times without an offset are in `zone`, the viewer's.

@@ -28,16 +28,10 @@ def tenants(request: HttpRequest) -> HttpResponse:
     _admins_only(request)
     rows = Tenant.objects.annotate(
         people=Count("membership", distinct=True),
-        active_keys=Count(
-            "keys", filter=Q(keys__revoked_at=None, keys__kind=APIKey.Kind.API), distinct=True
-        ),
+        active_keys=Count("keys", filter=Q(keys__revoked_at=None, keys__kind=APIKey.Kind.API), distinct=True),
     )
     since = datetime.now(UTC) - timedelta(days=7)
-    used = dict(
-        UsageRecord.objects.filter(started_at__gte=since)
-        .values_list("tenant_id")
-        .annotate(n=Count("id"))
-    )
+    used = dict(UsageRecord.objects.filter(started_at__gte=since).values_list("tenant_id").annotate(n=Count("id")))
     return render(request, "tenants/tenants.html", {"rows": [(t, used.get(t.id, 0)) for t in rows]})
 
 
@@ -46,9 +40,7 @@ def create(request: HttpRequest) -> HttpResponse:
     _admins_only(request)
     name = request.POST.get("name", "").strip()
     try:
-        made = actions.create_tenant(
-            actor_of(request), name, request.POST.get("display_name", "").strip()[:120]
-        )
+        made = actions.create_tenant(actor_of(request), name, request.POST.get("display_name", "").strip()[:120])
     except ConsoleError as error:
         messages.error(request, str(error))
         return redirect("tenants")
@@ -61,9 +53,7 @@ def tenant(request: HttpRequest, name: str) -> HttpResponse:
     """One tenant's people."""
     _admins_only(request)
     found = get_object_or_404(Tenant, name=name)
-    members = (
-        Membership.objects.filter(tenant=found).select_related("user").order_by("user__username")
-    )
+    members = Membership.objects.filter(tenant=found).select_related("user").order_by("user__username")
     return render(
         request,
         "tenants/tenant.html",
@@ -93,5 +83,5 @@ def add_member(request: HttpRequest, name: str) -> HttpResponse:
 
 
 def _admins_only(request: HttpRequest) -> None:
-    if not request.user.is_staff:  # type: ignore[union-attr]
+    if not request.user.is_staff:
         raise PermissionDenied

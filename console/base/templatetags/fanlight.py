@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import wraps
 from typing import Any
 
 from django import template
@@ -24,12 +25,12 @@ ICONS = {
     "overview": '<path d="M2 12.5a6 6 0 0 1 12 0Z"/><path d="M8 12.5V6.6M8 12.5 4 8.3M8 12.5l4-4.2"/>',
     "requests": '<path d="M2 4h5M4.5 8h6M8 12h6"/>',
     "models": '<path d="M8 1.8 14 5 8 8.2 2 5Z"/><path d="m2 8 6 3.2L14 8M2 11l6 3.2L14 11"/>',
-    "deployments": '<path d="M8 10.5V2.5M4.8 5.4 8 2.3l3.2 3.1"/><path d="M2.5 10v2.6c0 .5.4.9.9.9h9.2c.5 0 .9-.4.9-.9V10"/>',
+    "deployments": '<path d="M8 10.5V2.5M4.8 5.4 8 2.3l3.2 3.1"/><path d="M2.5 10v2.6c0 .5.4.9.9.9h9.2c.5 0 .9-.4.9-.9V10"/>',  # noqa: E501
     "playground": '<path d="M2.2 3.4h7.3v6.2H5.4L3 11.6V9.6h-.8Z"/><path d="M11.5 6h2.3v6.2H13v1.6l-2.2-1.6H7.2"/>',
     "keys": '<circle cx="5" cy="10.6" r="2.9"/><path d="m7.2 8.4 5.6-5.6M10.4 5.2l2 2M12 3.6l1.6 1.6"/>',
-    "tenants": '<circle cx="6" cy="5.4" r="2.4"/><path d="M1.8 13.4c.3-2.6 2-4 4.2-4s3.9 1.4 4.2 4M10.4 3.4a2.4 2.4 0 0 1 0 4.2M12 9.8c1.3.6 2 1.8 2.2 3.6"/>',
-    "audit": '<rect x="2.5" y="2" width="11" height="12" rx="1.2"/><path d="m5 6 1 1 1.7-2M5 10.4l1 1 1.7-2M9.6 6.2h1.8M9.6 10.6h1.8"/>',
-    "docs": '<path d="M8 4.2C6.6 3 4.6 2.7 2.4 2.8v9.6c2.2-.1 4.2.2 5.6 1.4 1.4-1.2 3.4-1.5 5.6-1.4V2.8C11.4 2.7 9.4 3 8 4.2Z"/><path d="M8 4.2v9.6"/>',
+    "tenants": '<circle cx="6" cy="5.4" r="2.4"/><path d="M1.8 13.4c.3-2.6 2-4 4.2-4s3.9 1.4 4.2 4M10.4 3.4a2.4 2.4 0 0 1 0 4.2M12 9.8c1.3.6 2 1.8 2.2 3.6"/>',  # noqa: E501
+    "audit": '<rect x="2.5" y="2" width="11" height="12" rx="1.2"/><path d="m5 6 1 1 1.7-2M5 10.4l1 1 1.7-2M9.6 6.2h1.8M9.6 10.6h1.8"/>',  # noqa: E501
+    "docs": '<path d="M8 4.2C6.6 3 4.6 2.7 2.4 2.8v9.6c2.2-.1 4.2.2 5.6 1.4 1.4-1.2 3.4-1.5 5.6-1.4V2.8C11.4 2.7 9.4 3 8 4.2Z"/><path d="M8 4.2v9.6"/>',  # noqa: E501
     "search": '<circle cx="7" cy="7" r="4.2"/><path d="m10.2 10.2 3.3 3.3"/>',
     "theme": '<circle cx="8" cy="8" r="5.6"/><path d="M8 2.4a5.6 5.6 0 0 1 0 11.2Z" fill="currentColor"/>',
     "menu": '<path d="M2 4.5h12M2 8h12M2 11.5h12"/>',
@@ -37,11 +38,11 @@ ICONS = {
     "older": '<path d="m6 3.5 4.5 4.5L6 12.5"/>',
     "newer": '<path d="M10 3.5 5.5 8l4.5 4.5"/>',
     "plus": '<path d="M8 3v10M3 8h10"/>',
-    "copy": '<rect x="5.2" y="5.2" width="8.3" height="8.3" rx="1.2"/><path d="M10.8 5V3.4c0-.5-.4-.9-.9-.9H3.4c-.5 0-.9.4-.9.9v6.5c0 .5.4.9.9.9H5"/>',
+    "copy": '<rect x="5.2" y="5.2" width="8.3" height="8.3" rx="1.2"/><path d="M10.8 5V3.4c0-.5-.4-.9-.9-.9H3.4c-.5 0-.9.4-.9.9v6.5c0 .5.4.9.9.9H5"/>',  # noqa: E501
     "download": '<path d="M8 3v8M4.8 8 8 11.2 11.2 8M3 13.5h10"/>',
-    "sliders": '<path d="M2 4.5h7M12 4.5h2M2 11.5h2M7 11.5h7"/><circle cx="10.4" cy="4.5" r="1.6"/><circle cx="5.4" cy="11.5" r="1.6"/>',
+    "sliders": '<path d="M2 4.5h7M12 4.5h2M2 11.5h2M7 11.5h7"/><circle cx="10.4" cy="4.5" r="1.6"/><circle cx="5.4" cy="11.5" r="1.6"/>',  # noqa: E501
     "stop": '<rect x="4" y="4" width="8" height="8" rx="1"/>',
-    "route": '<circle cx="3.2" cy="8" r="1.7"/><circle cx="12.8" cy="3.8" r="1.7"/><circle cx="12.8" cy="12.2" r="1.7"/><path d="M5 7.4c3 0 3-3.6 6-3.6M5 8.6c3 0 3 3.6 6 3.6"/>',
+    "route": '<circle cx="3.2" cy="8" r="1.7"/><circle cx="12.8" cy="3.8" r="1.7"/><circle cx="12.8" cy="12.2" r="1.7"/><path d="M5 7.4c3 0 3-3.6 6-3.6M5 8.6c3 0 3 3.6 6 3.6"/>',  # noqa: E501
     "out": '<path d="M6.5 3H3.4c-.5 0-.9.4-.9.9v8.2c0 .5.4.9.9.9h3.1M10.5 5l3 3-3 3M13.2 8H6.5"/>',
     "columns": '<rect x="2" y="3" width="12" height="10" rx="1.2"/><path d="M8 3v10"/>',
 }
@@ -50,61 +51,57 @@ ICONS = {
 @register.simple_tag
 def icon(name: str) -> SafeString:
     """A 16-px line icon."""
-    return format_html(
-        '<svg class="icon" viewBox="0 0 16 16" aria-hidden="true">{}</svg>', mark_safe(ICONS[name])
-    )  # noqa: S308 ours
+    return format_html('<svg class="icon" viewBox="0 0 16 16" aria-hidden="true">{}</svg>', mark_safe(ICONS[name]))  # noqa: S308 ours
 
 
 # ---------------------------------------------------------------------------------------------------------------
 # Figures
 
 
+def figure(show: Callable[..., str | SafeString]) -> Callable[..., str | SafeString]:
+    """A filter of numbers: what is missing, None or a template's empty string, is a dash."""
+
+    @wraps(show)
+    def filtered(value: Any, *more: Any) -> str | SafeString:
+        return NONE if value is None or value == "" else show(value, *more)
+
+    return register.filter(show.__name__, filtered)
+
+
 def _with_unit(figure: str, unit: str) -> SafeString:
     return format_html('{}<span class="u">{}</span>', figure, unit)
 
 
-@register.filter
-def num(value: float | None) -> str:
+@figure
+def num(value: float) -> str:
     """1234 → 1,234."""
-    return NONE if value is None else f"{round(value):,}"
+    return f"{round(value):,}"
 
 
-@register.filter
-def dec(value: float | None, digits: int = 1) -> str:
-    return NONE if value is None else f"{value:,.{digits}f}"
+@figure
+def dec(value: float, digits: int = 1) -> str:
+    return f"{value:,.{digits}f}"
 
 
-@register.filter
-def rate(value: float | None) -> str:
+@figure
+def rate(value: float) -> str:
     """A figure a second, with as many digits as it is worth."""
-    if value is None:
-        return NONE
-    return (
-        f"{value:,.0f}"
-        if value >= 100
-        else f"{value:,.1f}"
-        if value >= 1 or value == 0
-        else f"{value:.2f}"
-    )
+    return f"{value:,.0f}" if value >= 100 else f"{value:,.1f}" if value >= 1 or value == 0 else f"{value:.2f}"
 
 
-@register.filter
-def ms(us: float | None) -> str | SafeString:
+@figure
+def ms(us: float) -> str | SafeString:
     """Microseconds as ms, or s from ten seconds on."""
-    figure, unit = ms_parts(us)
-    return NONE if us is None else _with_unit(figure, unit)
+    return _with_unit(*ms_parts(us))
 
 
-@register.filter
-def ms_plain(us: float | None) -> str:
+@figure
+def ms_plain(us: float) -> str:
     """The same as text, for titles and labels."""
-    figure, unit = ms_parts(us)
-    return NONE if us is None else f"{figure} {unit}"
+    return " ".join(ms_parts(us))
 
 
-def ms_parts(us: float | None) -> tuple[str, str]:
-    if us is None:
-        return NONE, ""
+def ms_parts(us: float) -> tuple[str, str]:
     if us >= 10_000_000:
         return f"{us / 1e6:,.2f}", "s"
     if us >= 100_000:
@@ -112,57 +109,50 @@ def ms_parts(us: float | None) -> tuple[str, str]:
     return (f"{us / 1e3:,.1f}" if us >= 10_000 else f"{us / 1e3:,.2f}"), "ms"
 
 
-@register.filter
-def ms_figure(us: float | None) -> str:
+@figure
+def ms_figure(us: float) -> str:
     """Milliseconds without the unit, for pairs that share one."""
-    if us is None:
-        return NONE
     value = us / 1e3
     return f"{value:,.0f}" if value >= 100 else f"{value:,.1f}"
 
 
-@register.filter
-def ms_exact(us: float | None) -> str | SafeString:
+@figure
+def ms_exact(us: float) -> str | SafeString:
     """Milliseconds with two decimals, where sums must be checkable."""
-    return NONE if us is None else _with_unit(f"{us / 1e3:,.2f}", "ms")
+    return _with_unit(f"{us / 1e3:,.2f}", "ms")
 
 
-@register.filter
-def secs(us: float | None) -> str | SafeString:
+@figure
+def secs(us: float) -> str | SafeString:
     """Microseconds as seconds with two decimals, ms under one second."""
-    if us is None:
-        return NONE
     return _with_unit(f"{us / 1e6:,.2f}", "s") if us >= 1_000_000 else ms(us)
 
 
-@register.filter
-def secs_plain(us: float | None) -> str:
-    if us is None:
-        return NONE
+@figure
+def secs_plain(us: float) -> str:
     return f"{us / 1e6:,.2f} s" if us >= 1_000_000 else ms_plain(us)
 
 
-@register.filter
-def pct(share: float | None, digits: int = 1) -> str | SafeString:
+@figure
+def pct(share: float, digits: int = 1) -> str | SafeString:
     """0.128 → 12.8 %."""
-    return NONE if share is None else _with_unit(f"{share * 100:.{digits}f}", "%")
+    return _with_unit(f"{share * 100:.{digits}f}", "%")
+
+
+@figure
+def pct_plain(share: float, digits: int = 1) -> str:
+    return f"{share * 100:.{digits}f} %"
 
 
 @register.filter
-def pct_plain(share: float | None, digits: int = 1) -> str:
-    return NONE if share is None else f"{share * 100:.{digits}f} %"
+def share_of(part: float | str | None, whole: float | None) -> float | None:
+    """A part of a whole, for `pct`."""
+    return None if part is None or isinstance(part, str) or not whole else part / whole
 
 
-@register.filter
-def share_of(part: float | None, whole: float | None) -> float | None:
-    return None if part is None or not whole else part / whole
-
-
-@register.filter
-def size(count: int | None) -> str | SafeString:
+@figure
+def size(count: int) -> str | SafeString:
     """Bytes with a binary unit."""
-    if count is None:
-        return NONE
     value, unit = float(count), "B"
     for bigger in ("KiB", "MiB", "GiB", "TiB"):
         if value < 1024:
@@ -171,11 +161,9 @@ def size(count: int | None) -> str | SafeString:
     return _with_unit(f"{value:,.1f}" if unit != "B" else f"{value:.0f}", unit)
 
 
-@register.filter
-def big(count: int | None) -> str | SafeString:
+@figure
+def big(count: int) -> str | SafeString:
     """134515008 → 134.5 M."""
-    if count is None:
-        return NONE
     for limit, unit in ((1_000_000_000, "B"), (1_000_000, "M"), (10_000, "k")):
         if count >= limit:
             divisor = 1_000 if unit == "k" else limit
@@ -238,9 +226,7 @@ def ago(value: datetime | None, now: datetime | None = None) -> str | SafeString
         text = ngettext("%(n)s h ago", "%(n)s h ago", seconds // 3600) % {"n": seconds // 3600}
     else:
         text = ngettext("%(n)s d ago", "%(n)s d ago", seconds // 86400) % {"n": seconds // 86400}
-    return format_html(
-        '<time datetime="{}" title="{}">{}</time>', value.isoformat(), moment_s(value), text
-    )
+    return format_html('<time datetime="{}" title="{}">{}</time>', value.isoformat(), moment_s(value), text)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -299,9 +285,7 @@ def layer_bar(shares: Sequence[Share], scale: float = 1.0) -> SafeString:
                     layer,
                     at,
                     width,
-                    format_html('<rect class="hatch" x="{}%" width="{}%" height="12"/>', at, width)
-                    if hatched
-                    else "",
+                    format_html('<rect class="hatch" x="{}%" width="{}%" height="12"/>', at, width) if hatched else "",
                 )
                 for at, width, layer, hatched in parts
             ),
@@ -323,7 +307,7 @@ def meter(share: float | None, label: str = "") -> SafeString:
     value = min(1.0, max(0.0, share or 0.0))
     css = "bad" if value >= 0.95 else "warn" if value >= 0.85 else ""
     return format_html(
-        '<span class="meter"><svg role="img" aria-label="{} {}"><rect class="f {}" width="{}%" height="6"/></svg></span>',
+        '<span class="meter"><svg role="img" aria-label="{} {}"><rect class="f {}" width="{}%" height="6"/></svg></span>',  # noqa: E501
         label,
         pct_plain(share, 0),
         css,
@@ -367,9 +351,7 @@ def get(mapping: Mapping[Any, Any], key: Any) -> Any:
 @register.filter
 def outcome_css(outcome: str) -> str:
     """The class of a tag or status that shows an outcome."""
-    return {"ok": "good", "cancelled": "", "rejected": "warn", "slow_reader": "warn"}.get(
-        outcome, "bad"
-    )
+    return {"ok": "good", "cancelled": "", "rejected": "warn", "slow_reader": "warn"}.get(outcome, "bad")
 
 
 @register.filter

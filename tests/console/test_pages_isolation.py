@@ -1,0 +1,125 @@
+"""Every URL of the console against people who must not see it. A new page that is not listed here fails the test."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.urls import URLPattern, URLResolver, get_resolver, reverse
+
+from tests.console.test_pages import signed_in
+from tests.e2e.world import World, deliver, settled
+from tests.e2e.world import world as world
+
+PUBLIC = {"login", "preferences", None}  # None: redirects without a name, the admin's login and the icon
+POST_ONLY = {"key-create", "key-revoke", "tenant-create", "tenant-member", "preferences", "logout"}
+NO_ID = "00000000-0000-7000-8000-000000000000"
+ADMINS = {"deployments", "tenants", "tenant", "tenant-create", "tenant-member"}
+
+
+def arguments(world: World, request_id: str) -> dict[str, dict[str, Any]]:
+    """What each URL needs, pointing at the other tenant's things. Every named URL stands here."""
+    return {
+        "overview": {}, "requests": {}, "requests-export": {}, "request": {"request_id": request_id}, "search": {},
+        "playground": {}, "models": {}, "deployments": {}, "keys": {}, "key-create": {"tenant": "borealis"},
+        "key-revoke": {"key_id": world.foreign_key.id}, "tenants": {}, "tenant-create": {}, "tenant": {"name": "borealis"},  # noqa: E501
+        "tenant-member": {"name": "borealis"}, "audit": {}, "docs": {}, "account": {}, "preferences": {}, "password": {},  # noqa: E501
+        "login": {}, "logout": {},
+    }  # fmt: skip
+
+
+def console_names() -> set[str | None]:
+    found: set[str | None] = set()
+    for pattern in get_resolver().url_patterns:
+        if isinstance(pattern, URLPattern):
+            found.add(pattern.name)
+        else:
+            assert isinstance(pattern, URLResolver) and str(pattern.pattern) == "admin/"
+    return found
+
+
+def test_every_page_is_listed(world: World) -> None:
+    assert console_names() - {None} == set(arguments(world, NO_ID))
+
+
+def urls(world: World, request_id: str) -> dict[str, str]:
+    return {name: reverse(name, kwargs=kwargs) for name, kwargs in arguments(world, request_id).items()}
+
+
+def test_without_signing_in_there_is_only_the_door(world: World) -> None:
+    (theirs,) = deliver(settled(world.borealis, world.foreign_key))
+    for name, url in urls(world, theirs).items():
+        method = Client().post if name in POST_ONLY else Client().get
+        answer = method(url)
+        if name in PUBLIC:
+            continue
+        assert answer.status_code == 302 and answer.headers["Location"].startswith("/login/"), name
+    for path in ("/admin/", "/admin/base/user/", f"/admin/keys/apikey/{world.key.id}/change/"):
+        assert Client().get(path).status_code == 302
+
+
+@pytest.mark.parametrize("who", ["owner", "viewer", "nobody"])
+def test_others_see_nothing_of_a_tenant(world: World, who: str) -> None:
+    (theirs,) = deliver(
+        settled(
+            world.borealis, world.foreign_key, world.replica, code="borealis_code", client_request_id="borealis-client"
+        )
+    )
+    if who != "nobody":
+        deliver(settled(world.aurora, world.key, world.replica))
+    client = signed_in(getattr(world, who))
+    traces = [
+        "borealis",
+        "Borealis",
+        theirs,
+        str(world.foreign_key.id),
+        str(world.borealis.id),
+        world.foreign_key.display[-4:] + "</span>",
+    ]
+    for name, url in urls(world, theirs).items():
+        if name in POST_ONLY:
+            continue
+        for query in ("", "?range=7d", f"?q={theirs}&range=24h", f"?tenant=borealis&q=tenant:{world.borealis.id}"):
+            answer = client.get(url + query)
+            if name in ADMINS:
+                assert answer.status_code == 403, name
+            if name == "request" or (name == "keys" and "tenant=borealis" in query and who != "nobody"):
+                assert answer.status_code == 404, url + query
+            content = b"".join(answer.streaming_content) if answer.streaming else answer.content
+            text = content.decode()
+            for trace in traces:
+                if trace in query or trace in url:  # what was typed may be repeated
+                    continue
+                assert trace not in text.replace(query.replace("&", "&amp;"), "").replace(url, ""), (name, query, trace)
+
+
+@pytest.mark.parametrize("who", ["owner", "viewer", "nobody"])
+def test_others_change_nothing_of_a_tenant(world: World, who: str) -> None:
+    client = signed_in(getattr(world, who))
+    for name in ("key-create", "key-revoke", "tenant-create", "tenant-member"):
+        answer = client.post(urls(world, NO_ID)[name], {"name": "x", "username": "olga", "role": "owner"})
+        assert answer.status_code in {403, 404}, name
+    world.foreign_key.refresh_from_db()
+    assert world.foreign_key.status == "active"
+    assert world.borealis.membership_set.count() == 1
+
+
+def test_the_stranger_sees_their_own(world: World) -> None:
+    mine, theirs = deliver(settled(world.borealis, world.foreign_key), settled(world.aurora, world.key))
+    client = signed_in(world.stranger)
+    assert client.get(f"/requests/{mine}/").status_code == 200
+    assert client.get(f"/requests/{theirs}/").status_code == 404
+    listed = client.get("/requests/").content.decode()
+    assert mine in listed and theirs not in listed
+
+
+def test_writes_need_post_and_a_token(world: World) -> None:
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(world.admin, backend="django.contrib.auth.backends.ModelBackend")
+    for name, url in urls(world, NO_ID).items():
+        if name in POST_ONLY:
+            assert client.get(url).status_code == 405, name
+            assert client.post(url, {"name": "x"}).status_code == 403, name
+    assert client.post("/login/", {"username": "olga", "password": "x"}).status_code == 403
+    assert client.post("/account/password/", {}).status_code == 403
