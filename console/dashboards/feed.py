@@ -67,7 +67,7 @@ class Feed:
                         watcher.put(ready[watcher.view])
             else:
                 self._tell_all(STALE)
-            await asyncio.sleep(overview.cache.pause(overview.cache.cost(self.scope, self.key)))
+            await asyncio.sleep(overview.kept.pause((self.scope, self.key)))
 
     def _tell_all(self, message: str) -> None:
         for watcher in self.watchers:
@@ -76,7 +76,7 @@ class Feed:
 
 def messages(scope: Scope, key: str, views: set[View]) -> dict[View, str]:
     """One snapshot, told in every language and zone that is being looked at, encoded. Blocking."""
-    snapshot = overview.cache.get(scope, key)
+    snapshot = overview.newest(scope, key)
     series = overview.series(snapshot)
     told = {}
     for view in views:

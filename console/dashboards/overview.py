@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -17,15 +15,13 @@ from console.base.templatetags.fanlight import state_title
 from console.fleet import live
 from console.fleet.models import Replica, Route, Transition
 from console.telemetry import names, queries, windows
+from console.telemetry.kept import Kept
 from console.telemetry.models import RequestRecord
 from console.telemetry.scope import Scope
 from console.telemetry.trace import layer_title, of_record
 
 PARTS = ("verdict", "figures", "replicas", "slow", "transitions")
 QUERY_MS = 4_000
-_FRESH_S = 1.0
-_STALE_S = 15.0
-_SHARE = 10  # a snapshot is kept for ten times what it cost: live numbers take a tenth of one core at most
 
 
 @dataclass(frozen=True)
@@ -117,50 +113,13 @@ def _routes(replicas: list[Replica]) -> list[tuple[str, int]]:
     return [(r.name, sum(ready.get(t.deployment_id, 0) for t in r.targets.all())) for r in routes]
 
 
-class Cache:
-    """The newest snapshot of each scope and range in this process, shared by pages and sockets."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._kept: dict[tuple[Scope, str], tuple[float, float, Snapshot]] = {}
-        self._busy: dict[tuple[Scope, str], threading.Lock] = {}
-
-    def get(self, scope: Scope, key: str) -> Snapshot:
-        """A snapshot that is fresh enough for what it costs; one thread takes it, others wait for that one."""
-        with self._lock:
-            busy = self._busy.setdefault((scope, key), threading.Lock())
-        with busy:
-            kept = self._kept.get((scope, key))
-            if kept and time.monotonic() < kept[0]:
-                return kept[2]
-            began = time.monotonic()
-            snapshot = take(scope, key)
-            cost = time.monotonic() - began
-            with self._lock:
-                self._kept[(scope, key)] = (time.monotonic() + self.pause(cost), cost, snapshot)
-                self._forget()
-            return snapshot
-
-    def pause(self, cost: float) -> float:
-        return min(max(_FRESH_S, _SHARE * cost), _STALE_S)
-
-    def cost(self, scope: Scope, key: str) -> float:
-        """What the newest snapshot cost, in seconds."""
-        kept = self._kept.get((scope, key))
-        return kept[1] if kept else 0.0
-
-    def clear(self) -> None:
-        with self._lock:
-            self._kept.clear()
-
-    def _forget(self) -> None:
-        now = time.monotonic()
-        for key in [k for k, (until, _cost, _snapshot) in self._kept.items() if now > until + 60]:
-            del self._kept[key]
-            self._busy.pop(key, None)
+# Shared by pages and sockets of this process.
+kept: Kept[Snapshot] = Kept(floor_s=1.0)
 
 
-cache = Cache()
+def newest(scope: Scope, key: str) -> Snapshot:
+    """A snapshot that is fresh enough for what it costs."""
+    return kept.get((scope, key), lambda: take(scope, key))
 
 
 # ---------------------------------------------------------------------------------------------------------------

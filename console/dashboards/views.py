@@ -19,7 +19,7 @@ def overview(request: HttpRequest) -> HttpResponse:
     key = request.GET.get("range", "")
     key = key if key in windows.RANGES else windows.DEFAULT
     try:
-        snapshot = live.cache.get(scope_of(request.user), key)
+        snapshot = live.newest(scope_of(request.user), key)
     except queries.TooSlow:
         return too_slow(request)
     context = {

@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -25,6 +26,7 @@ from console.base.views import too_slow
 from console.playground.consumers import PARAMS
 from console.telemetry import filters, names, queries, trace, windows
 from console.telemetry.filters import BadFilter, Condition
+from console.telemetry.kept import Kept
 from console.telemetry.models import RequestRecord
 from console.telemetry.scope import Scope, scope_of
 from console.telemetry.windows import Window
@@ -77,6 +79,13 @@ class Asked:
         return self.window.query + ("&" + urlencode(parts) if parts else "")
 
     @property
+    def key(self) -> Hashable:
+        """What the figures above the list depend on; a range that ends now is one thing, however now moves."""
+        window = self.window
+        span = window.key if window.key in windows.RANGES else (window.start, window.end)
+        return self.scope, span, self.resolved, self.group
+
+    @property
     def ttft_range(self) -> list[float | None]:
         """The part of the histogram that conditions select, in ms."""
         low = high = None
@@ -102,6 +111,27 @@ def requests(request: HttpRequest) -> HttpResponse:
     return render(request, template, context)
 
 
+@dataclass(frozen=True)
+class Told:
+    """What stands above the list: dear where there are many rows, and the same on every page of it."""
+
+    summary: queries.Summary | None = None
+    histogram: queries.Histogram | None = None
+    groups: Sequence[queries.Group] = ()
+
+
+kept: Kept[Told] = Kept()
+
+
+def _tell(asked: Asked) -> Told:
+    wanted, window, scope = asked.resolved, asked.window, asked.scope
+    return Told(
+        queries.summary(scope, window, wanted),
+        queries.histogram(scope, window, wanted),
+        queries.groups(scope, window, wanted, asked.group),
+    )
+
+
 def _is_partial(request: HttpRequest) -> bool:
     return bool(request.headers.get("HX-Request")) and not request.headers.get("HX-History-Restore-Request")
 
@@ -109,12 +139,11 @@ def _is_partial(request: HttpRequest) -> bool:
 def _list(asked: Asked) -> dict[str, Any]:
     wanted, window, scope = asked.resolved, asked.window, asked.scope
     page = queries.Page([], None, None)
-    summary, histogram, groups = None, None, []
+    told = Told()
     if not asked.error:
         page = queries.page(scope, window, wanted, asked.before, asked.after)
-        summary = queries.summary(scope, window, wanted)
-        histogram = queries.histogram(scope, window, wanted)
-        groups = queries.groups(scope, window, wanted, asked.group)
+        told = kept.get(asked.key, lambda: _tell(asked))
+    groups = told.groups
     known = names.by_ids(
         scope,
         [*(r.tenant_id for r in page.records), *_group_ids(groups, asked.group, "tenant")],
@@ -129,8 +158,8 @@ def _list(asked: Asked) -> dict[str, Any]:
         "custom_range": True,
         "page": page,
         "names": known,
-        "summary": summary,
-        "histogram": histogram,
+        "summary": told.summary,
+        "histogram": told.histogram,
         "groups": [_group(g, asked, known) for g in groups],
         "group_choices": [
             (key, title())

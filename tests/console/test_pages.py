@@ -18,7 +18,7 @@ from console.dashboards import overview
 from console.keys.models import APIKey
 from console.telemetry import queries
 from console.tenants.models import Membership, Tenant
-from tests.e2e.world import PASSWORD, World, deliver, settled, uuid7
+from tests.e2e.world import PASSWORD, World, deliver, forget, settled, uuid7
 from tests.e2e.world import world as world
 
 
@@ -358,7 +358,7 @@ def test_lists_cost_the_same_queries_however_long(
     client = signed_in(world.admin)
 
     def cost() -> int:
-        overview.cache.clear()
+        forget()
         from django.db import connection
         from django.test.utils import CaptureQueriesContext
 
@@ -412,7 +412,7 @@ def test_errors_are_pages(world: World, monkeypatch: pytest.MonkeyPatch) -> None
     def boom(*_args: object) -> None:
         raise RuntimeError("boom")
 
-    monkeypatch.setattr(overview.cache, "get", boom)
+    monkeypatch.setattr(overview, "take", boom)
     client = signed_in(world.owner)
     client.raise_request_exception = False
     answer = client.get("/")

@@ -199,9 +199,7 @@ async def test_a_hanging_query_holds_up_nobody_else(shared_world: World, monkeyp
 
     monkeypatch.setattr(overview, "take", hanging)
     monkeypatch.setattr(feed, "_PATIENCE_S", 0.3)
-    monkeypatch.setattr(
-        overview, "_STALE_S", 0.5
-    )  # what hung counts as dear, and dear numbers are asked for less often
+    monkeypatch.setattr(kept, "CEILING_S", 0.5)  # what hung counts as dear, and dear numbers are asked for less often
     stuck = socket("/ws/overview/", await off_loop(cookie_of, shared_world.owner))
     fine = socket("/ws/overview/", await off_loop(cookie_of, shared_world.stranger))
     await stuck.connect()

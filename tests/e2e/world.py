@@ -23,6 +23,7 @@ from console.fleet.models import Deployment, Replica
 from console.keys.actions import create_key, ensure_playground_key
 from console.keys.models import APIKey
 from console.telemetry import partitions
+from console.telemetry import views as telemetry_views
 from console.telemetry.sink import DatabaseSink
 from console.tenants.models import Membership, Tenant
 from serving.port import RequestDetail, RequestRecord, Settled, UsageRecord
@@ -48,6 +49,12 @@ class World:
     replica: Replica
     deployment: Deployment
     secrets: list[str] = field(default_factory=list)
+
+
+def forget() -> None:
+    """Nothing that an earlier test read is still kept."""
+    overview.kept.clear()
+    telemetry_views.kept.clear()
 
 
 def uuid7(at: float) -> str:
@@ -115,7 +122,7 @@ def settled(
 def deliver(*batch: Settled) -> list[str]:
     """Write requests as the shipper does; their ids."""
     DatabaseSink().write(batch)
-    overview.cache.clear()
+    forget()
     return [s.record.id for s in batch]
 
 
@@ -123,7 +130,7 @@ def build() -> World:
     """Everything but requests."""
     Path(settings.STATIC_ROOT).mkdir(exist_ok=True)  # WhiteNoise warns where there is none
     partitions.ensure(days_back=2)
-    overview.cache.clear()
+    forget()
 
     def person(name: str, **more: Any) -> User:
         return User.objects.create_user(username=name, password=PASSWORD, **more)
@@ -179,7 +186,7 @@ def scrub() -> None:
     with connection.cursor() as cursor:
         cursor.execute("TRUNCATE telemetry_requestrecord, telemetry_requestdetail")
         cursor.execute("INSERT INTO base_snapshotversion (id, version) VALUES (1, 1) ON CONFLICT DO NOTHING")
-    overview.cache.clear()
+    forget()
 
 
 @pytest.fixture
