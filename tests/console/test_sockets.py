@@ -22,6 +22,7 @@ from console.base.sockets import off_loop, same_origin
 from console.dashboards import feed, overview
 from console.playground.consumers import Frames
 from console.routing import websocket_urlpatterns
+from console.telemetry import kept
 from serving.port import Delta, Principal
 from tests.e2e.world import World, deliver, settled
 from tests.e2e.world import shared_world as shared_world
@@ -199,7 +200,7 @@ async def test_a_hanging_query_holds_up_nobody_else(shared_world: World, monkeyp
 
     monkeypatch.setattr(overview, "take", hanging)
     monkeypatch.setattr(feed, "_PATIENCE_S", 0.3)
-    monkeypatch.setattr(kept, "CEILING_S", 0.5)  # what hung counts as dear, and dear numbers are asked for less often
+    monkeypatch.setattr(kept, "CEILING_S", 0.5)  # what hung counts as dear
     stuck = socket("/ws/overview/", await off_loop(cookie_of, shared_world.owner))
     fine = socket("/ws/overview/", await off_loop(cookie_of, shared_world.stranger))
     await stuck.connect()
