@@ -193,8 +193,8 @@ class EngineCore:
         try:
             computed = self._runner.forward(step)
             sampled = self._runner.sample(step, computed)
-        except RuntimeError as error:
-            # torch reports out-of-memory and kernel faults this way; others can go on.
+        except (RuntimeError, IndexError, ValueError) as error:
+            # torch and numpy report memory, kernels, indices and shapes this way; others can go on.
             self._fail_step(step, f"{type(error).__name__}: {error}")
             return
         self._drain()

@@ -18,6 +18,9 @@ from engine.types import Sampled, SamplingParams
 CANDIDATES = (64, 1024, 8192)
 """How many top tokens are looked at before a full sort is paid for."""
 
+LIMIT = 1e30
+"""Adjusted logits stay within it: an infinity would make the whole row NaN, whose draw is no token at all."""
+
 _MASK = (1 << 64) - 1
 
 
@@ -49,11 +52,12 @@ class Sampler:
         params = sequence.params
         if params.has_penalties:
             penalise(row, sequence)
+            row.clamp_(-LIMIT, LIMIT)
         if params.logit_bias:
             ids, values = zip(*params.logit_bias, strict=True)
             row.index_add_(0, _ids(ids, row), torch.tensor(values, device=row.device))
         if sequence.num_output < params.min_tokens and params.stop_token_ids:
-            row[_ids(sorted(params.stop_token_ids), row)] = -torch.inf
+            row[_ids(sorted(params.stop_token_ids), row)] = -LIMIT
 
     def _raw_logprobs(self, logits: Tensor, sequences: Seq[Sequence]) -> dict[int, Tensor]:
         """Log-probabilities before any adjustment, which is what OpenAI's field reports."""
@@ -136,17 +140,19 @@ def _nucleus(values: Tensor, mass: Tensor, top_k: Tensor, top_p: Tensor, total: 
     weight = torch.where(top_k <= width, last, total)
     before = torch.cat((torch.zeros_like(mass[:, :1]), mass[:, :-1]), -1)
     inside = torch.arange(width, device=values.device) < top_k[:, None]
-    return torch.where(inside & (before < (top_p * weight)[:, None]), values, 0)
+    kept = inside & (before < (top_p * weight)[:, None])
+    kept[:, 0] = True  # the smallest top_p times a weight below one is zero
+    return torch.where(kept, values, 0)
 
 
 def invert(probs: Tensor, uniforms: Tensor) -> Tensor:
-    """Index at which the running sum of (unnormalised) probs passes each row's uniform."""
+    """Index at which the running sum of (unnormalised) probs passes each row's uniform; some index, whatever they are."""
     mass = probs.double().cumsum(-1)
     total = mass[:, -1:]
     # Rounding must not carry the target to the total, past the last token with any weight.
     below = torch.nextafter(total, torch.zeros_like(total))
     target = torch.minimum(uniforms[:, None] * total, below)
-    return torch.searchsorted(mass, target, right=True)[:, 0]
+    return torch.searchsorted(mass, target, right=True)[:, 0].clamp_(max=probs.shape[-1] - 1)
 
 
 def _column(values: Seq[float], like: Tensor) -> Tensor:

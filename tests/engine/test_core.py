@@ -131,16 +131,17 @@ def test_an_abort_in_mid_step_is_final(rig: Rig) -> None:
     assert rig.pool.num_free == 32
 
 
-def test_a_failed_step_ends_its_sequences_and_the_engine_goes_on(rig: Rig) -> None:
+@pytest.mark.parametrize("kind", [RuntimeError, IndexError, ValueError])
+def test_a_failed_step_ends_its_sequences_and_the_engine_goes_on(rig: Rig, kind: type[Exception]) -> None:
     def hook(step: Step) -> None:
         if any(chunk.sequence.id == 1 for chunk in step.chunks):
-            raise RuntimeError("out of memory")
+            raise kind("out of memory")
 
     rig.runner.hook = hook  # type: ignore[method-assign]
     rig.core.start()
     rig.core.post(Add(rig.choice(1, [1, 2, 3])))
     last = rig.wait(1)
-    assert (last.finish, last.error) == (FinishReason.ERROR, "RuntimeError: out of memory")
+    assert (last.finish, last.error) == (FinishReason.ERROR, f"{kind.__name__}: out of memory")
     rig.core.post(Add(rig.choice(2, [1, 2, 3])))
     assert rig.wait(2).finish is FinishReason.LENGTH
     assert rig.core.unhealthy() is None

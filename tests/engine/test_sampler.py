@@ -157,3 +157,33 @@ def test_logprobs_are_those_of_the_raw_distribution() -> None:
     assert sampled.token_id == 11
     assert sampled.logprob == pytest.approx(float(expected[11]))
     assert [id for id, _ in sampled.top] == expected.topk(2).indices.tolist()
+
+
+EXTREMES: list[dict[str, Any]] = [
+    {"repetition_penalty": 1e-300},
+    {"repetition_penalty": 1e-40, "top_p": 0.5},
+    {"top_p": 5e-324},
+    {"top_p": 5e-324, "top_k": 1, "temperature": 1e-300},
+    {"min_p": 1.0, "temperature": 1e-300},
+    {"min_tokens": 9, "stop_token_ids": frozenset(range(VOCAB))},
+    {"logit_bias": tuple((id, -100.0) for id in range(VOCAB)), "repetition_penalty": 5e-324},
+]
+
+
+@pytest.mark.parametrize("params", EXTREMES, ids=lambda params: "-".join(params))
+@pytest.mark.parametrize("scale", [0.0, 3.0, 1e3])
+def test_no_parameters_in_range_lead_out_of_the_vocabulary(params: dict[str, Any], scale: float) -> None:
+    """Seen: a tiny repetition penalty made a row NaN, its draw one past the end, and the next step killed the engine."""
+    values = logits(scale=scale)
+    for seed in range(20):
+        for temperature in (params.get("temperature", 1.0), 0.0):
+            assert 0 <= pick(values, seed=seed, **params | {"temperature": temperature}) < VOCAB
+
+
+def test_a_tiny_repetition_penalty_still_draws_a_seen_token() -> None:
+    values = torch.ones(1, VOCAB)
+    assert {pick(values, seed=seed, repetition_penalty=1e-300) for seed in range(20)} <= {1, 2, 3}
+
+
+def test_a_model_that_answers_nan_gives_some_token() -> None:
+    assert 0 <= pick(torch.full((1, VOCAB), torch.nan), seed=1, top_p=0.5) < VOCAB
