@@ -146,7 +146,7 @@ def _nucleus(values: Tensor, mass: Tensor, top_k: Tensor, top_p: Tensor, total: 
 
 
 def invert(probs: Tensor, uniforms: Tensor) -> Tensor:
-    """Index at which the running sum of (unnormalised) probs passes each row's uniform; some index, whatever they are."""
+    """Index at which the running sum of (unnormalised) probs passes each row's uniform; in range, whatever they are."""
     mass = probs.double().cumsum(-1)
     total = mass[:, -1:]
     # Rounding must not carry the target to the total, past the last token with any weight.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import functools
 import hmac
+import re
 import secrets
 import zlib
 
@@ -18,6 +19,7 @@ PREFIX = "fl-"
 _BODY = 43
 _CHECK = 6
 LENGTH = len(PREFIX) + _BODY + _CHECK
+_ANYWHERE = re.compile(rf"{PREFIX}[A-Za-z0-9_-]{{{_BODY + _CHECK}}}")
 
 
 def generate() -> str:
@@ -51,6 +53,11 @@ def end_user(tenant_id: str, user: str, secret: bytes) -> str:
 def display(key: str) -> str:
     """What may be shown of a key afterwards: its prefix and last four characters."""
     return f"{PREFIX}…{key[-4:]}"
+
+
+def hidden(text: str) -> str:
+    """Text with every key in it cut to what may be shown: people paste keys into any field."""
+    return _ANYWHERE.sub(lambda match: display(match[0]), text)
 
 
 def _checksum(body: str) -> str:

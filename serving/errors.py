@@ -25,10 +25,13 @@ from collections.abc import Sequence
 
 import msgspec
 
+from serving import apikey
 from serving.port import Outcome
 
 Header = tuple[bytes, bytes]
 
+MAX_MESSAGE = 2000
+MAX_PARAM = 256
 NO_RETRY: Header = (b"x-should-retry", b"false")
 
 
@@ -49,9 +52,10 @@ class GatewayError(Exception):
         retry_after: int | None = None,
         headers: Sequence[Header] = (),
     ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.param = param
+        # these quote what callers and engines sent, of any length and with keys pasted anywhere
+        self.message = apikey.hidden(message)[:MAX_MESSAGE]
+        super().__init__(self.message)
+        self.param = apikey.hidden(param)[:MAX_PARAM] if param is not None else None
         self.code = code or self.code
         self.headers = list(headers)
         if retry_after is not None:

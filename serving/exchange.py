@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from serving import apikey
 from serving.errors import (
     ClientLeft,
     GatewayError,
@@ -117,4 +118,4 @@ def _too_large(limit: int) -> TooLarge:
 
 
 def _printable(value: str) -> str:
-    return "".join(c for c in value if c.isascii() and c.isprintable())[:_MAX_CLIENT_ID]
+    return apikey.hidden("".join(c for c in value if c.isascii() and c.isprintable()))[:_MAX_CLIENT_ID]

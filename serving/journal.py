@@ -138,6 +138,7 @@ class Journal:
         self._number = 0
         self._unwritten: deque[tuple[bytes, int | None]] = deque()
         self._retired: deque[int] = deque()
+        self._torn = False
         self._new_segment()
         self._dirty = threading.Event()
         self._stopping = threading.Event()
@@ -188,14 +189,14 @@ class Journal:
         os.close(self._lock)
 
     def _write(self, record: bytes) -> None:
-        if self._size >= SEGMENT_BYTES or time.monotonic() - self._born > SEGMENT_AGE_S:
+        if self._torn or self._size >= SEGMENT_BYTES or time.monotonic() - self._born > SEGMENT_AGE_S:
             self._rotate()
         written = os.write(self._descriptor, record)
         self._size += written
+        self._torn = written != len(record)  # nothing behind a torn record is ever read: the next goes elsewhere
         if not self._dirty.is_set():
             self._dirty.set()
-        if written != len(record):
-            self._rotate()
+        if self._torn:
             raise OSError("the disk took only part of a record")
 
     def _rotate(self) -> None:

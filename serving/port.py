@@ -248,8 +248,15 @@ class LiveState(Protocol):
     def load(self, replica_id: str) -> ReplicaLoad | None: ...
 
 
+class RecordRefused(Exception):
+    """A sink will never take this batch, because of a value in it. Nothing was written."""
+
+
 class RecordSink(Protocol):
-    """Where the shipper delivers. Idempotent by record id; raises when nothing was written, and is called again."""
+    """Where the shipper delivers. Idempotent by record id; raises when nothing was written.
+
+    After RecordRefused it is called with parts of the batch, after anything else with the same batch again.
+    """
 
     def write(self, batch: Sequence[Settled]) -> None: ...
 

@@ -18,13 +18,14 @@ import msgspec
 
 from serving import journal
 from serving.journal import Opened
-from serving.port import Outcome, RecordSink, RequestDetail, RequestRecord, Settled, UsageRecord
+from serving.port import Outcome, RecordRefused, RecordSink, RequestDetail, RequestRecord, Settled, UsageRecord
 
 log = logging.getLogger(__name__)
 
 BATCH = 500
 POLL_S = 0.1
 MAX_BACKOFF_S = 10.0
+REFUSED = "refused.journal"  # beside the journals, in their format: what the sink will never take
 
 
 class Cursor(msgspec.Struct):
@@ -183,7 +184,7 @@ class Shipper:
             try:
                 batch = tail.take(BATCH)
                 if batch:
-                    self._sink.write(batch)
+                    self._deliver(batch)
             except BaseException:
                 tail.rewind()
                 raise
@@ -197,8 +198,28 @@ class Shipper:
         if lost:
             log.warning("shipper: %s died with %d requests in flight", tail.directory.name, len(lost))
         for batch in _batches(lost):
-            self._sink.write(batch)
+            self._deliver(batch)
         return len(lost)
+
+    def _deliver(self, batch: list[Settled]) -> None:
+        """Hand over a batch. A record that the sink will never take is set aside, or nothing would get past it."""
+        try:
+            self._sink.write(batch)
+        except RecordRefused as refused:
+            if len(batch) == 1:
+                self._set_aside(batch[0], refused)
+                return
+            middle = len(batch) // 2
+            self._deliver(batch[:middle])
+            self._deliver(batch[middle:])
+
+    def _set_aside(self, entry: Settled, refused: RecordRefused) -> None:
+        log.error("shipper: record %s is refused for good (%s): kept in %s", entry.record.id, refused, REFUSED)
+        with (self._root / REFUSED).open("ab") as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(journal.encoded(entry))
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def _batches(records: list[Settled]) -> Iterable[list[Settled]]:

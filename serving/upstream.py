@@ -23,6 +23,7 @@ from serving.replicas import Channel
 DONE = b"[DONE]"
 MAX_EVENT_BYTES = 8 * 1024 * 1024
 _MAX_ERROR_BYTES = 64 * 1024
+_MAX_WORD = 64
 _ERROR_BODY_TIMEOUT_S = 5.0
 _DRAIN_TIMEOUT_S = 1.0
 _PASSED_ON = frozenset((400, 408, 413, 422, 429))  # other 4xx mean that our own request was wrong
@@ -212,9 +213,10 @@ def _fields(body: bytes) -> _ErrorFields:
 
 
 def _refused(status: int, fields: _ErrorFields) -> EngineRefused:
-    message = fields.message[:2000] or "The engine refused this request."
-    code = fields.code if isinstance(fields.code, str) else _code(message)
-    return EngineRefused(status, message, type=fields.type, code=code, param=fields.param)
+    message = fields.message or "The engine refused this request."
+    code = fields.code[:_MAX_WORD] if isinstance(fields.code, str) else _code(message)
+    kind = fields.type[:_MAX_WORD] if fields.type else None
+    return EngineRefused(status, message, type=kind, code=code, param=fields.param)
 
 
 def _code(message: str) -> str | None:

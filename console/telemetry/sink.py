@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from typing import Any
 
 import msgspec
-from django.db import connection, transaction
+from django.db import DataError, IntegrityError, connection, models, transaction
 
+from console.billing.models import UsageRecord as UsageRow
 from console.telemetry import partitions
-from serving.port import RequestDetail, RequestRecord, Settled, UsageRecord
+from console.telemetry.models import RequestRecord as RecordRow
+from serving.port import RecordRefused, RequestDetail, RequestRecord, Settled, UsageRecord
 
 _RECORD_FIELDS = RequestRecord.__struct_fields__
 _USAGE_FIELDS = UsageRecord.__struct_fields__
+_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")  # JSON's escape, unless its backslash is itself escaped
+
+Limits = dict[str, int]
+
+
+def _limits(model: type[models.Model]) -> Limits:
+    """The longest text, or the largest number, by column."""
+    found = {field.name: _limit(field) for field in model._meta.concrete_fields}
+    return {name: limit for name, limit in found.items() if limit is not None}
+
+
+def _limit(field: models.Field[Any, Any]) -> int | None:
+    if isinstance(field, models.IntegerField):
+        return connection.ops.integer_field_range(field.get_internal_type())[1]
+    return field.max_length if isinstance(field, models.CharField) else None
 
 
 class DatabaseSink:
@@ -21,20 +39,26 @@ class DatabaseSink:
 
     def __init__(self) -> None:
         self._days: set[date] = set()
+        self._usage_limits, self._record_limits = _limits(UsageRow), _limits(RecordRow)
 
     def write(self, batch: Sequence[Settled]) -> None:
-        """Insert what is not there yet. Raises a database error when nothing was written."""
+        """Insert what is not there yet. Raises RecordRefused or a database error when nothing was written."""
         self._ensure_partitions(batch)
+        try:
+            self._insert(batch)
+        except (DataError, IntegrityError) as error:
+            raise RecordRefused(type(error).__name__) from error
+
+    def _insert(self, batch: Sequence[Settled]) -> None:
         with transaction.atomic(), connection.cursor() as cursor:
             _insert(
                 cursor,
                 "billing_usagerecord",
                 _USAGE_FIELDS,
-                [_row(s.usage) for s in batch if s.usage],
+                [_row(s.usage, self._usage_limits) for s in batch if s.usage],
             )
-            _insert(
-                cursor, "telemetry_requestrecord", _RECORD_FIELDS, [_row(s.record) for s in batch]
-            )
+            records = [_row(s.record, self._record_limits) for s in batch]
+            _insert(cursor, "telemetry_requestrecord", _RECORD_FIELDS, records)
             _insert(
                 cursor,
                 "telemetry_requestdetail",
@@ -60,9 +84,10 @@ def _insert(cursor: Any, table: str, columns: Sequence[str], rows: list[tuple[An
     )
 
 
-def _row(struct: UsageRecord | RequestRecord) -> tuple[Any, ...]:
-    values = [_clean(getattr(struct, name)) for name in struct.__struct_fields__]
-    values[struct.__struct_fields__.index("started_at")] = _when(struct.started_at)
+def _row(struct: UsageRecord | RequestRecord, limits: Limits) -> tuple[Any, ...]:
+    names = struct.__struct_fields__
+    values = [_fitted(getattr(struct, name), limits.get(name)) for name in names]
+    values[names.index("started_at")] = _when(struct.started_at)
     return tuple(values)
 
 
@@ -72,13 +97,17 @@ def _detail_row(detail: RequestDetail) -> tuple[Any, ...]:
     return (
         detail.id,
         _when(detail.started_at),
-        msgspec.json.encode(body).decode().replace("\\u0000", "\ufffd"),
+        _NUL.sub("\\1\ufffd", msgspec.json.encode(body).decode()),
     )
 
 
-def _clean(value: Any) -> Any:
-    """PostgreSQL's text cannot hold NUL; a client's header can."""
-    return value.replace("\0", "\ufffd") if isinstance(value, str) else value
+def _fitted(value: Any, limit: int | None) -> Any:
+    """As much of a value as its column holds: clients and engines choose some, and one must not stop all others."""
+    if isinstance(value, str):
+        return value.replace("\0", "\ufffd")[:limit]  # PostgreSQL's text cannot hold NUL; a client's header can
+    if limit is not None and isinstance(value, int):
+        return max(-limit, min(value, limit))
+    return value
 
 
 def _when(seconds: float) -> datetime:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from serving import apikey
 from serving.metering import Billed, billed
 from serving.port import (
     GatewaySettings,
@@ -21,6 +22,8 @@ from serving.telemetry import timeline
 from serving.telemetry.timeline import Timeline
 
 MAX_DETAIL_BYTES = 4096
+MAX_MODEL = 120
+MAX_REASON = 16
 _GATEWAY_PHASES = ("receive", "auth", "admission", "routing", "connect", "deliver", "settle")
 _US = 1000
 
@@ -90,7 +93,7 @@ def _record(request: Request, bill: Billed, merged: Timeline, settings: GatewayS
         outcome=request.outcome,
         status=request.status,
         code=request.error.code if request.error else "",
-        finish_reason=request.finish_reason if request.outcome is Outcome.OK else "",
+        finish_reason=request.finish_reason[:MAX_REASON] if request.outcome is Outcome.OK else "",
         deployment_id=replica.deployment_id if replica else None,
         replica_id=replica.id if replica else None,
         device=replica.device if replica else "",
@@ -218,4 +221,4 @@ def _bounded(detail: RequestDetail) -> RequestDetail:
 
 
 def _model(request: Request) -> str:
-    return request.route.name if request.route else request.model[:128]
+    return request.route.name if request.route else apikey.hidden(request.model)[:MAX_MODEL]

@@ -6,16 +6,17 @@ import time
 from datetime import UTC, date, datetime, timedelta
 from uuid import uuid4
 
+import msgspec
 import pytest
 import uuid_utils
-from django.db import Error, IntegrityError, connection, transaction
+from django.db import IntegrityError, connection, transaction
 
 from console.billing.models import UsageRecord as UsageRow
 from console.telemetry import partitions
 from console.telemetry.models import RequestDetail as DetailRow
 from console.telemetry.models import RequestRecord as RecordRow
 from console.telemetry.sink import DatabaseSink
-from serving.port import RequestDetail, RequestRecord, Settled, UsageRecord
+from serving.port import RecordRefused, RequestDetail, RequestRecord, Settled, UsageRecord
 
 pytestmark = pytest.mark.django_db
 
@@ -31,9 +32,7 @@ def settled(at: float | None = None, **record: object) -> Settled:
         "outcome": "ok", "status": 200, **record,
     }  # fmt: skip
     return Settled(
-        usage=UsageRecord(
-            **common, tenant_id=TENANT, key_id=KEY, model="m", outcome="ok", completion_tokens=5
-        ),
+        usage=UsageRecord(**common, tenant_id=TENANT, key_id=KEY, model="m", outcome="ok", completion_tokens=5),
         record=RequestRecord(**common, **fields),
         detail=RequestDetail(**common, gaps=[1, 2, 3]),
     )
@@ -56,9 +55,7 @@ def test_an_unauthenticated_request_leaves_no_ledger_line() -> None:
 def test_a_record_that_arrives_weeks_late_finds_a_partition() -> None:
     late = settled(at=time.time() - 40 * 86400)
     DatabaseSink().write([late])
-    assert RecordRow.objects.get(id=late.record.id).started_at.date() == datetime.now(
-        UTC
-    ).date() - timedelta(days=40)
+    assert RecordRow.objects.get(id=late.record.id).started_at.date() == datetime.now(UTC).date() - timedelta(days=40)
 
 
 def test_nul_characters_do_not_stop_the_shipping() -> None:
@@ -67,9 +64,28 @@ def test_nul_characters_do_not_stop_the_shipping() -> None:
     assert RecordRow.objects.get(id=odd.record.id).client_request_id == "a\ufffdb"
 
 
+@pytest.mark.parametrize("message", ["a\0b", "a\\u0000b", "a\\\0b", "\\\\u0000", "\\\\\0"], ids=ascii)
+def test_a_detail_is_json_whatever_was_quoted_in_it(message: str) -> None:
+    """Seen: a model named backslash-u0000 made a detail that PostgreSQL refused, and all records after it waited."""
+    one = settled()
+    detail = msgspec.structs.replace(one.detail, error=message)
+    DatabaseSink().write([Settled(usage=one.usage, record=one.record, detail=detail)])
+    assert DetailRow.objects.get(id=one.record.id).body["error"] == message.replace("\0", "\ufffd")
+
+
+def test_values_that_no_column_holds_are_cut_not_refused() -> None:
+    """Seen: a model name of 121 characters, from any client, stopped all shipping."""
+    odd = settled(model="x" * 500, code="c" * 500, finish_reason="f" * 99, client_request_id="i" * 99, attempts=10**6)
+    usage = msgspec.structs.replace(odd.usage, model="x" * 500, completion_tokens=2**40)
+    DatabaseSink().write([Settled(usage=usage, record=odd.record, detail=odd.detail)])
+    row = RecordRow.objects.get(id=odd.record.id)
+    assert (len(row.model), len(row.code), row.attempts) == (120, 64, 32767)
+    assert UsageRow.objects.get(id=odd.record.id).completion_tokens == 2**31 - 1
+
+
 def test_nothing_of_a_batch_is_written_when_one_row_cannot_be() -> None:
-    with pytest.raises(Error), transaction.atomic():
-        DatabaseSink().write([settled(), settled(model="x" * 500)])
+    with pytest.raises(RecordRefused), transaction.atomic():
+        DatabaseSink().write([settled(), settled(tenant_id="nobody")])
     assert UsageRow.objects.count() == 0
 
 
@@ -98,9 +114,7 @@ def test_partitions_are_made_a_week_ahead_and_dropped_past_their_time() -> None:
 
 
 def test_a_record_row_stays_small() -> None:
-    DatabaseSink().write(
-        [settled(trace_id="a" * 32, gateway="web-12345", client_request_id="c" * 36)]
-    )
+    DatabaseSink().write([settled(trace_id="a" * 32, gateway="web-12345", client_request_id="c" * 36)])
     with connection.cursor() as cursor:
         cursor.execute("SELECT max(pg_column_size(r)) FROM telemetry_requestrecord r")
         assert cursor.fetchone()[0] <= 480

@@ -173,7 +173,7 @@ EXTREMES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("params", EXTREMES, ids=lambda params: "-".join(params))
 @pytest.mark.parametrize("scale", [0.0, 3.0, 1e3])
 def test_no_parameters_in_range_lead_out_of_the_vocabulary(params: dict[str, Any], scale: float) -> None:
-    """Seen: a tiny repetition penalty made a row NaN, its draw one past the end, and the next step killed the engine."""
+    """Seen: a tiny repetition penalty made a row NaN, its draw one past the end, and the next step ended the engine."""
     values = logits(scale=scale)
     for seed in range(20):
         for temperature in (params.get("temperature", 1.0), 0.0):

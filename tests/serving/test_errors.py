@@ -372,3 +372,35 @@ async def test_a_record_that_cannot_be_made_still_bills(
     assert (await client.post(CHAT, json=chat())).status_code == 200
     entry = await stack.the_settled()
     assert entry.usage is not None and entry.usage.completion_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, chat(model=KEY)),
+        (CHAT, chat(model=f"a {KEY}-x")),
+        (CHAT, chat(**{KEY: 1})),
+        (CHAT, chat(logit_bias={KEY: "x"})),
+        (f"/v1/models/{KEY}", None),
+        (f"/v1/{KEY}", None),
+    ],
+)
+async def test_a_key_in_the_wrong_place_is_not_told_or_kept(
+    stack: Stack, client: httpx.AsyncClient, path: str, body: dict[str, Any] | None
+) -> None:
+    headers = {"x-request-id": KEY}
+    response = await (client.post(path, json=body, headers=headers) if body else client.get(path, headers=headers))
+    assert response.status_code in (400, 404)
+    error_of(response)
+    assert KEY not in response.text
+    assert KEY not in repr(await stack.settled())
+
+
+@pytest.mark.parametrize("body", [chat(model="m" * 250), chat(**{"x" * 1_000_000: 1}), chat(model="a\\u0000b")])
+async def test_what_an_error_quotes_is_short(stack: Stack, client: httpx.AsyncClient, body: dict[str, Any]) -> None:
+    response = await client.post(CHAT, json=body)
+    error_of(response)
+    assert len(response.content) < 5000
+    (settled,) = await stack.settled()
+    assert len(settled.record.model) <= 120
+    assert len(settled.detail.error) <= 500

@@ -16,8 +16,8 @@ import pytest
 
 from serving import journal
 from serving.journal import Journal, Opened
-from serving.port import RequestDetail, RequestRecord, Settled, UsageRecord
-from serving.shipper import Shipper
+from serving.port import RecordRefused, RequestDetail, RequestRecord, Settled, UsageRecord
+from serving.shipper import REFUSED, Shipper
 from tests.serving.conftest import chat
 from tests.serving.fakes import PROMPT_TOKENS, WORDS, Stack
 
@@ -162,6 +162,26 @@ def test_a_failing_sink_loses_nothing(root: Path) -> None:
     shipper.close()
 
 
+def test_a_record_that_is_refused_for_good_does_not_hold_up_the_others(root: Path) -> None:
+    ids = run_journal(root, 7)
+    bad = {ids[2], ids[6]}
+
+    class Picky(Ledger):
+        def write(self, batch: Sequence[Settled]) -> None:
+            if bad & {entry.record.id for entry in batch}:
+                raise RecordRefused("DataError")
+            super().write(batch)
+
+    ledger = Picky()
+    shipper = Shipper(root, ledger)
+    assert shipper.run_once() == 7
+    assert set(ledger.rows) == set(ids) - bad
+    kept = [record.entry for record in journal.read(root / REFUSED)]
+    assert {entry.record.id for entry in kept if isinstance(entry, Settled)} == bad
+    assert journal.directories(root) == []
+    shipper.close()
+
+
 def test_only_one_shipper_works(root: Path) -> None:
     run_journal(root, 2)
     first, second, ledger = Shipper(root, Ledger()), Shipper(root, Ledger()), Ledger()
@@ -223,6 +243,31 @@ def test_a_disk_that_refuses_keeps_the_record_and_its_slot(root: Path, monkeypat
     shipper = Shipper(root, ledger)
     assert shipper.run_once() == 1  # after a segment with a torn tail
     shipper.close()
+
+
+def test_nothing_is_written_behind_a_torn_record(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk takes half a record and then no new file: what comes later must not land behind that half."""
+    writer = Journal(root, "test-1", 8)
+    real_write, real_open = os.write, os.open
+
+    def full(path: os.PathLike[str], flags: int, mode: int = 0o777) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", lambda descriptor, data: real_write(descriptor, data[: len(data) // 2]))
+    monkeypatch.setattr(os, "open", full)
+    ids = [new_id(), new_id()]
+    writer.settle(settled(ids[0]), None)
+    monkeypatch.setattr(os, "write", real_write)
+    writer.retry_unwritten()
+    assert writer.unwritten == 1
+    monkeypatch.setattr(os, "open", real_open)
+    writer.settle(settled(ids[1]), None)
+    writer.close()
+    ledger = Ledger()
+    shipper = Shipper(root, ledger)
+    shipper.run_once()
+    shipper.close()
+    assert list(ledger.rows) == ids
 
 
 VICTIM = """
