@@ -187,6 +187,12 @@ class Visit:
         assert wide <= 0, f"{self.page.url} is {wide} px too wide"
 
 
+UNNAMED = """[...document.querySelectorAll("input:not([type=hidden]), select, textarea, button, summary")].filter(node => {
+  const named = node.getAttribute("aria-label") || node.labels?.length || node.textContent.trim();
+  return !named;
+}).map(node => node.outerHTML.slice(0, 120))"""  # noqa: E501
+
+
 @pytest.fixture
 def visit(browser: Browser, site: Site) -> Iterator[Visit]:
     context = browser.new_context(
@@ -301,6 +307,25 @@ def test_requests_are_filtered_by_typing(visit: Visit) -> None:
     assert 0 < page.locator(".reqs tbody tr").count() < 12
 
 
+def test_a_custom_range_stands_in_the_url(visit: Visit) -> None:
+    world = visit.site.world
+    deliver(settled(world.aurora, world.key, age=120), settled(world.aurora, world.key, age=7200))
+    visit.sign_in("olga")
+    page = visit.page
+    visit.go("/requests/?q=status:ok")
+    expect(page.locator(".reqs tbody tr")).to_have_count(1)
+    page.click(".top [data-dialog=range-dialog]")
+    before = page.input_value("#range-from")
+    page.fill("#range-from", f"{int(before[:4]) - 1}{before[4:]}")
+    page.click("#range-dialog button.primary")
+    expect(page.locator(".note.warn")).to_contain_text("31 days")
+    expect(page.locator(".reqs tbody tr")).to_have_count(2)
+    assert "from=" in page.url and "q=status%3Aok" in page.url
+    page.click(".range-pick a:has-text('15 m') >> nth=-1")
+    page.wait_for_url(re.compile("range=15m"))
+    assert "from=" not in page.url
+
+
 def test_a_request_appears_once_it_is_delivered(visit: Visit) -> None:
     world = visit.site.world
     one = settled(world.aurora, world.key, world.replica)
@@ -368,6 +393,7 @@ def test_every_page_fits_both_sizes_themes_and_languages(
         if not path.startswith("/admin/"):
             expect(visit.page.locator("h1").first).to_be_visible()
             visit.fits()
+            assert visit.page.evaluate(UNNAMED) == [], path
     visit.go("/")
     visit.page.keyboard.press("?")
     expect(visit.page.locator("#help")).to_be_visible()

@@ -116,6 +116,21 @@ def ms_figure(us: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:,.1f}"
 
 
+@register.simple_tag
+def ms_pair(low: float | None, high: float | None) -> SafeString:
+    """Two times with one unit: ms, or s where the larger has ten of them."""
+    in_seconds = high is not None and high >= 10_000_000
+
+    def shown(us: float | None) -> str:
+        if us is None:
+            return NONE
+        return f"{us / 1e6:,.2f}" if in_seconds else ms_figure(us)
+
+    return format_html(
+        '{}<span class="sep">/</span>{}<span class="u">{}</span>', shown(low), shown(high), "s" if in_seconds else "ms"
+    )
+
+
 @figure
 def ms_exact(us: float) -> str | SafeString:
     """Milliseconds with two decimals, where sums must be checkable."""
