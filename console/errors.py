@@ -18,3 +18,8 @@ class NotAllowed(ConsoleError):
 
 class Refused(ConsoleError):
     """The state of things forbids it, or an argument cannot be used."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, or its class where it says nothing (a TimeoutError often does)."""
+    return (str(error).splitlines() or [type(error).__name__])[0]

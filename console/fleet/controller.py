@@ -12,7 +12,6 @@ import os
 import socket
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from uuid import UUID
 
@@ -22,6 +21,7 @@ from django.db import close_old_connections, connection
 from django.utils import timezone
 
 from console.environment import ROOT
+from console.errors import first_line
 from console.fleet import probe, reconcile
 from console.fleet.actions import ensure_replicas, move_replica
 from console.fleet.heartbeat import Heartbeats
@@ -38,10 +38,6 @@ LEASE_S = 5
 State = Replica.State
 
 
-class LostLeaseError(Exception):
-    """Another controller leads now."""
-
-
 class Controller:
     """Reconciles every deployment of this installation until told to stop."""
 
@@ -49,36 +45,62 @@ class Controller:
         self.launcher = launcher
         self.holder = f"{socket.gethostname()}:{os.getpid()}"
         self.epoch = 0
-        self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="verify")
+        self._renew_at = 0.0  # monotonic; the lease is surely ours until then
         self._since: dict[UUID, tuple[str, float]] = {}  # state and the monotonic time it was entered
         self._failures: dict[UUID, int] = {}
         self._heartbeats = Heartbeats()
-        self._verifications: dict[UUID, Future[float]] = {}
+        self._verifications: dict[UUID, probe.Verification] = {}
+        self._endings: dict[UUID, threading.Thread] = {}
 
     def run(self, stop: threading.Event) -> None:
-        """Tick until `stop` is set. A database that is away is waited for; workers run on meanwhile."""
+        """Tick until `stop` is set. A database that is away is waited for; workers run on meanwhile.
+
+        No thread that drains or verifies is waited for: who takes over does it again.
+        """
         threading.Thread(target=self._heartbeats.run, args=(stop,), name="heartbeats", daemon=True).start()
         while not stop.is_set():
             try:
-                if self._lead():
-                    self.tick()
+                self.tick()
             except DatabaseError as error:
-                log.warning("controller: the database does not answer: %s", str(error).splitlines()[0])
+                log.warning("controller: the database does not answer: %s", first_line(error))
                 close_old_connections()
                 stop.wait(1.0)
             stop.wait(TICK_S)
-        self._pool.shutdown(wait=False, cancel_futures=True)
         with contextlib.suppress(DatabaseError):
             self._release()
 
     def tick(self) -> None:
-        """One look at every replica, and at most one step for each."""
+        """One look at every replica, and at most one step for each; nothing while another controller leads."""
+        if not self._leads():
+            return
+        known = set()
         for deployment in Deployment.objects.select_related("model"):
             for replica in ensure_replicas(deployment):
                 replica.deployment = deployment
-                self._step(replica)
+                known.add(str(replica.id))
+                if not self._leads():  # asked again: a step can take seconds
+                    return
+                self._step_alone(replica)
+        self._end_strangers(known)
 
     # -- one replica ------------------------------------------------------------------------------------------
+
+    def _step_alone(self, replica: Replica) -> None:
+        """A replica that cannot be handled keeps none of the others from being looked after."""
+        try:
+            self._step(replica)
+        except DatabaseError:
+            raise
+        except Exception:
+            log.exception("controller: %s could not be looked after; trying again", replica)
+
+    def _end_strangers(self, known: set[str]) -> None:
+        """Workers whose replica was deleted serve nobody."""
+        for replica_id in set(self.launcher.known()) - known:
+            view = self.launcher.observe(replica_id)
+            if view is not None and view.alive:
+                log.warning("controller: ending the worker of replica %s, which is no more", replica_id)
+                self.launcher.kill(replica_id)
 
     def _step(self, replica: Replica) -> None:
         view = self.launcher.observe(str(replica.id))
@@ -104,13 +126,23 @@ class Controller:
             self._move(replica, decision)  # out of rotation first
             self.launcher.kill(str(replica.id))
         elif decision.act is reconcile.Act.END:
-            self.launcher.end(str(replica.id), settings.ENV["DRAIN_SECONDS"] + 5)
+            self._end(replica)
         elif decision.act is reconcile.Act.LAUNCH:
             self._launch(replica, decision)
         elif decision.act is reconcile.Act.VERIFY and view is not None:
             self._begin_verification(replica, view, decision)
         else:
             self._move(replica, decision)
+
+    def _end(self, replica: Replica) -> None:
+        """Drain and end a worker beside the loop: streams may take long, and the others need looking after."""
+        running = self._endings.get(replica.id)
+        if running is not None and running.is_alive():
+            return
+        grace_s = settings.ENV["DRAIN_SECONDS"] + 5
+        ending = threading.Thread(target=self.launcher.end, args=(str(replica.id), grace_s), name="end", daemon=True)
+        self._endings[replica.id] = ending
+        ending.start()
 
     def _move(self, replica: Replica, decision: reconcile.Decision, **changes: object) -> None:
         if decision.state == replica.state and not changes:
@@ -140,7 +172,10 @@ class Controller:
             replica, decision, epoch=epoch, uds=str(uds), restarts=restarts, pid=None, pid_started_at=None,
             metrics_url="", facts={}, started_at=timezone.now(), ready_at=None,
         )  # fmt: skip
-        self.launcher.launch(launch)
+        try:
+            self.launcher.launch(launch)
+        except OSError as error:
+            self._move(replica, reconcile.Decision(State.FAILED, f"Its process could not be started: {error}"))
 
     def _launch_of(self, replica: Replica, epoch: int, uds: Path) -> Launch:
         model = replica.deployment.model
@@ -152,6 +187,7 @@ class Controller:
             uds=uds,
             ready_file=self.launcher.ready_file(str(replica.id)),
             threads=threads,
+            drain_s=settings.ENV["DRAIN_SECONDS"],
             parameters=replica.deployment.parameters,
             fault_delays=settings.ENV["FAULT_DELAYS"],
         )
@@ -184,24 +220,22 @@ class Controller:
             replica, decision, facts=facts, metrics_url=f"{facts.get('introspection_url', '')}/metrics",
             engine_version=facts.get("engine_version", ""), device=facts.get("device", "cpu"),
         )  # fmt: skip
-        self._verifications[replica.id] = self._pool.submit(probe.verify, replica.uds, str(facts.get("model", "")))
+        self._verifications[replica.id] = probe.Verification(replica.uds, str(facts.get("model", "")))
 
     def _verified(self, replica: Replica, view: WorkerView | None) -> bool:
         """Finish a verification that is under way. Returns whether one still is, or just ended."""
-        future = self._verifications.get(replica.id)
-        if future is None or (view is not None and not view.alive):
+        verification = self._verifications.get(replica.id)
+        if verification is None or view is None or not view.alive:
             self._verifications.pop(replica.id, None)
             return False
-        if not future.done():
+        if verification.is_alive():
             return True
         del self._verifications[replica.id]
-        try:
-            seconds = future.result()
-        except probe.VerificationError as error:
-            self._move(replica, reconcile.Decision(State.FAILED, str(error)))
+        if verification.seconds is None:
+            self._move(replica, reconcile.Decision(State.FAILED, verification.failure))
             self.launcher.kill(str(replica.id))
             return True
-        reason = f"Answered a test prompt in {seconds * 1000:.0f} ms"
+        reason = f"Answered a test prompt in {verification.seconds * 1000:.0f} ms"
         self._move(replica, reconcile.Decision(State.READY, reason), ready_at=timezone.now())
         return True
 
@@ -225,8 +259,17 @@ class Controller:
 
     # -- the lease -------------------------------------------------------------------------------------------------
 
-    def _lead(self) -> bool:
-        """Take or renew the lease by the database's clock. A new leader gets a new epoch."""
+    def _leads(self) -> bool:
+        """Whether the lease is ours, renewed well before it ends."""
+        if time.monotonic() < self._renew_at:
+            return True
+        asked_at = time.monotonic()
+        leads = self._take_lease()
+        self._renew_at = asked_at + LEASE_S / 3 if leads else 0.0
+        return leads
+
+    def _take_lease(self) -> bool:
+        """Take or renew the lease by the database's clock. A new leader gets a new epoch and remembers nothing."""
         with connection.cursor() as cursor:
             cursor.execute(
                 "INSERT INTO fleet_controllerlease (id, holder, epoch, expires_at)"
@@ -244,6 +287,9 @@ class Controller:
         if row[0] != self.epoch:
             log.info("controller: leading under epoch %s", row[0])
             self.epoch = row[0]
+            self._since.clear()
+            self._failures.clear()
+            self._verifications.clear()
         return True
 
     def _release(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import threading
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +43,8 @@ def ask(introspection_url: str) -> Answer:
         healthy = response.status == 200
         connection.request("GET", "/stats")
         stats = json.loads(connection.getresponse().read())
+        if not isinstance(stats, dict):
+            raise ValueError("/stats is no object")
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise NoAnswer(str(error)) from error
     finally:
@@ -69,11 +72,30 @@ def verify(uds: str, served_name: str) -> float:
             raise VerificationError(f"The test prompt got status {response.status}: {_message(text)}")
         if json.loads(text)["usage"]["completion_tokens"] < 1:
             raise VerificationError("The test prompt got no token")
-    except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
         raise VerificationError(f"The test prompt got no answer: {error}") from error
     finally:
         connection.close()
     return time.monotonic() - started
+
+
+class Verification(threading.Thread):
+    """A test prompt under way, in a thread that no exit waits for. `seconds` stays None when it fails."""
+
+    def __init__(self, uds: str, served_name: str) -> None:
+        super().__init__(name="verify", daemon=True)
+        self.seconds: float | None = None
+        self.failure = "The test prompt ended in an unknown way"
+        self._uds = uds
+        self._served_name = served_name
+        self.start()
+
+    def run(self) -> None:
+        """Ask once; the outcome stands in `seconds` or `failure`."""
+        try:
+            self.seconds = verify(self._uds, self._served_name)
+        except VerificationError as error:
+            self.failure = str(error)
 
 
 class _UnixConnection(http.client.HTTPConnection):

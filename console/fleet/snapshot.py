@@ -15,6 +15,7 @@ from django.conf import settings
 from psycopg.rows import dict_row
 
 from console.base.layout import write_atomically
+from console.errors import first_line
 from console.version import version
 from serving.port import Principal, Replica, Route, Snapshot
 
@@ -84,7 +85,7 @@ class DatabaseSnapshots:
                         async for _notice in connection.notifies(timeout=POLL_S, stop_after=1):
                             pass
             except (psycopg.Error, OSError) as error:
-                log.warning("snapshot: the database does not answer: %s", str(error).splitlines()[0])
+                log.warning("snapshot: the database does not answer: %s", first_line(error))
             except Exception:  # a refresher that dies quietly would freeze every gateway's configuration
                 log.exception("snapshot: could not be refreshed; trying again")
             await asyncio.sleep(delay)

@@ -22,5 +22,6 @@ class WorkerSpec:
     uds: Path
     ready_file: Path
     threads: int
+    drain_s: float  # what running streams get after SIGTERM
     parameters: Mapping[str, Any]
     fault_delays: Mapping[str, float]  # testing only: phase -> seconds

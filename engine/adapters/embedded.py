@@ -30,7 +30,7 @@ def command(spec: WorkerSpec) -> list[str]:
         "--ready-file",
         str(spec.ready_file),
     ]
-    argv += ["--threads", str(spec.threads), "--log-json"]
+    argv += ["--threads", str(spec.threads), "--drain-seconds", f"{spec.drain_s:g}", "--log-json"]
     for name, value in spec.parameters.items():
         argv += _option(name, value)
     for phase, seconds in spec.fault_delays.items():
@@ -56,9 +56,7 @@ def _option(name: str, value: object) -> list[str]:
     if name == "dtype" and value in {"bf16", "fp32"}:
         return ["--dtype", str(value)]
     if name not in _NUMBERS:
-        raise AdapterError(
-            f"{name} is not a parameter of the embedded engine, or its value cannot be used."
-        )
+        raise AdapterError(f"{name} is not a parameter of the embedded engine, or its value cannot be used.")
     option, low, high = _NUMBERS[name]
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise AdapterError(f"{name} must be a whole number from {low} to {high}.")

@@ -31,9 +31,7 @@ class WorkerView:
     pid_ticks: int  # start time in clock ticks since boot: with pid, names a process for as long as the machine is up
     alive: bool
     exit_reason: str = ""  # "exit status 1", "signal 9 (SIGKILL)"; empty while alive or unknown
-    ready: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # the worker's ready file; empty until it is there
+    ready: Mapping[str, Any] = field(default_factory=dict)  # the worker's ready file; empty until it is there
 
 
 class Launcher(Protocol):

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ class LocalLauncher:
         self.root = root
         self.guardian = guardian
         self._shims: list[subprocess.Popen[bytes]] = []
+        self._lock = threading.Lock()  # `end` may run in a thread of its own
 
     def folder(self, replica_id: str) -> Path:
         """Folder of a replica's worker: worker.json, ready.json, exit.json, worker.log."""
@@ -57,7 +59,8 @@ class LocalLauncher:
                 stderr=log,
                 start_new_session=True,
             )
-        self._shims.append(shim)
+        with self._lock:
+            self._shims.append(shim)
 
     def observe(self, replica_id: str) -> WorkerView | None:
         """What is known of the replica's newest worker; None when none was ever started."""
@@ -126,7 +129,8 @@ class LocalLauncher:
 
     def _reap(self) -> None:
         """Shims are our children for as long as we live; collect the ended ones so that no zombie is left."""
-        self._shims = [shim for shim in self._shims if shim.poll() is None]
+        with self._lock:
+            self._shims = [shim for shim in self._shims if shim.poll() is None]
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -29,9 +29,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="engine.launchers.shim")
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--epoch", type=int, required=True)
-    parser.add_argument(
-        "--guardian", type=Path, help="file naming the supervisor's pid and start time"
-    )
+    parser.add_argument("--guardian", type=Path, help="file naming the supervisor's pid and start time")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args()
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
@@ -57,9 +55,7 @@ def main() -> int:
         },
     )
     assert worker.stdout is not None
-    log = threading.Thread(
-        target=_keep_log, args=(worker.stdout, options.folder / "worker.log"), daemon=True
-    )
+    log = threading.Thread(target=_keep_log, args=(worker.stdout, options.folder / "worker.log"), daemon=True)
     log.start()
     _wait(worker, options.guardian)
     log.join(timeout=0.2)

@@ -19,7 +19,12 @@ from engine.launchers.base import Launch, WorkerView
 from engine.launchers.local import LocalLauncher
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-SLEEPER = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\nprint('up', flush=True)\ntime.sleep(60)"
+SLEEPER = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+print('up', flush=True)
+time.sleep(60)
+"""
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
 
 
@@ -42,9 +47,7 @@ def launcher(tmp_path: Path) -> Iterator[LocalLauncher]:
 def start(launcher: LocalLauncher, code: str, epoch: int = 1) -> WorkerView:
     log = launcher.folder("r1") / "worker.log"
     log.unlink(missing_ok=True)
-    launcher.launch(
-        Launch("r1", epoch, [sys.executable, "-c", code], {"PATH": os.environ["PATH"]}, ROOT)
-    )
+    launcher.launch(Launch("r1", epoch, [sys.executable, "-c", code], {"PATH": os.environ["PATH"]}, ROOT))
     until(lambda: launcher.observe("r1") is not None and log.exists() and b"up" in log.read_bytes())
     view = launcher.observe("r1")
     assert view is not None
@@ -76,15 +79,10 @@ def test_a_killed_worker_says_by_which_signal(launcher: LocalLauncher) -> None:
 def test_ending_asks_first_and_kills_a_worker_that_does_not_listen(launcher: LocalLauncher) -> None:
     start(launcher, SLEEPER)
     launcher.end("r1", 10)
-    assert (
-        json.loads((launcher.folder("r1") / "exit.json").read_text())["reason"] == "exit status 0"
-    )
+    assert json.loads((launcher.folder("r1") / "exit.json").read_text())["reason"] == "exit status 0"
     start(launcher, STUBBORN, epoch=2)
     launcher.end("r1", 0.2)
-    assert (
-        json.loads((launcher.folder("r1") / "exit.json").read_text())["reason"]
-        == "signal 9 (SIGKILL)"
-    )
+    assert json.loads((launcher.folder("r1") / "exit.json").read_text())["reason"] == "signal 9 (SIGKILL)"
 
 
 def test_a_worker_dies_with_its_shim(launcher: LocalLauncher) -> None:
@@ -115,6 +113,7 @@ def spec(**parameters: object) -> WorkerSpec:
         Path("/s.sock"),
         Path("/r.json"),
         2,
+        30.0,
         parameters,
         {"prefill": 0.05, "auth": 1},
     )

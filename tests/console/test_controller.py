@@ -1,0 +1,301 @@
+"""The controller against real worker processes: it starts, verifies, replaces, adopts and drains them, and survives."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from django.conf import settings
+from django.db import OperationalError
+
+from console.audit.actions import COMMAND_LINE
+from console.catalog.models import Model
+from console.fleet import controller as module
+from console.fleet import live, probe, reconcile
+from console.fleet.actions import deploy
+from console.fleet.controller import Controller
+from console.fleet.models import ControllerLease, Deployment, Replica, Transition
+from engine.adapters.base import WorkerSpec
+from engine.launchers import process
+from engine.launchers.base import Launch
+from engine.launchers.local import LocalLauncher
+
+pytestmark = pytest.mark.django_db
+
+FAKE = Path(__file__).parent / "fake_worker.py"
+State = Replica.State
+
+
+def command(spec: WorkerSpec) -> list[str]:
+    """The fake in place of the engine; a deployment's parameter `as` says how it behaves."""
+    argv = [sys.executable, str(FAKE), "--uds", str(spec.uds), "--ready-file", str(spec.ready_file)]
+    return [*argv, "--as", str(spec.parameters.get("as", ""))]
+
+
+class House:
+    """A deployment of the fake and the controllers that look after it, one tick at a time."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.stop = threading.Event()
+        model = Model.objects.create(name="Fake", source="file:fake", path="/fake", sha256="0" * 64)
+        self.deployment = deploy(COMMAND_LINE, model, "fake", "fake")
+        self.controllers: list[Controller] = []
+        self.leader = self.controller("first")
+
+    def controller(self, holder: str) -> Controller:
+        made = Controller(LocalLauncher(self.root))
+        made.holder = holder
+        self.controllers.append(made)
+        threading.Thread(target=made._heartbeats.run, args=(self.stop,), daemon=True).start()
+        return made
+
+    def behave(self, manner: str) -> None:
+        Deployment.objects.update(parameters={"as": manner})
+
+    def replica(self, ordinal: int = 1) -> Replica:
+        return Replica.objects.get(ordinal=ordinal)
+
+    def until(self, check: Callable[[], object], seconds: float = 20) -> None:
+        """Tick until it is so; only a controller that never gets there fails."""
+        deadline = time.monotonic() + seconds
+        while not check():
+            assert time.monotonic() < deadline, self.history()
+            self.leader.tick()
+            time.sleep(0.01)
+
+    def until_state(self, state: str, ordinal: int = 1) -> Replica:
+        self.until(lambda: Replica.objects.filter(ordinal=ordinal, state=state).exists())
+        return self.replica(ordinal)
+
+    def history(self, ordinal: int = 1) -> list[tuple[str, str]]:
+        rows = Transition.objects.filter(subject_label=f"fake r{ordinal}").order_by("id")
+        return [(row.new, row.reason) for row in rows]
+
+    def alive(self, replica: Replica) -> bool:
+        assert replica.pid is not None and replica.pid_started_at is not None
+        return process.is_alive(replica.pid, int(replica.pid_started_at))
+
+
+def _leave_nothing(controller: Controller) -> None:
+    launcher = controller.launcher
+    while launcher._shims:  # a shim that was just started may not have said yet what it runs
+        for replica_id in launcher.known():
+            launcher.kill(replica_id)
+        launcher._reap()
+    for ending in controller._endings.values():
+        ending.join()
+
+
+@pytest.fixture
+def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, embedded_servers: None) -> Iterator[House]:
+    monkeypatch.setattr(module.embedded, "command", command)
+    monkeypatch.setattr(reconcile, "SILENT_S", 0.6)
+    monkeypatch.setattr(probe, "PROBE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("console.fleet.heartbeat.BEAT_S", 0.05)
+    settings.LAYOUT.worker_sockets.mkdir(parents=True, exist_ok=True)
+    made = House(tmp_path / "workers")
+    made.root.mkdir()
+    yield made
+    made.stop.set()
+    for controller in made.controllers:
+        _leave_nothing(controller)
+
+
+def test_a_wanted_replica_becomes_ready_through_every_state_with_a_reason(house: House) -> None:
+    replica = house.until_state(State.READY)
+    assert [state for state, _reason in house.history()] == ["starting", "loading", "verifying", "ready"]
+    assert all(reason for _state, reason in house.history())
+    assert house.alive(replica)
+    assert replica.facts["model"] == "fake"
+    assert replica.metrics_url.endswith("/metrics")
+    house.until(lambda: live.read([str(replica.id)]))
+
+
+def test_a_killed_worker_is_replaced_and_the_signal_is_named(house: House) -> None:
+    first = house.until_state(State.READY)
+    os.kill(first.pid or 0, signal.SIGKILL)
+    house.until_state(State.FAILED)
+    assert house.history()[-1] == ("failed", "The worker ended: signal 9 (SIGKILL)")
+    second = house.until_state(State.READY)
+    assert second.pid != first.pid
+    assert (second.epoch, second.restarts) == (2, 1)
+
+
+def test_a_stopped_worker_is_hung_and_replaced(house: House) -> None:
+    first = house.until_state(State.READY)
+    os.kill(first.pid or 0, signal.SIGSTOP)
+    house.until_state(State.HUNG)
+    assert "No answer to a health check" in house.history()[-1][1]
+    assert house.until_state(State.READY).pid != first.pid
+    assert not house.alive(first)
+
+
+def test_a_worker_that_ends_at_once_fails_with_its_last_line(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reconcile, "BACKOFF_S", (0.1, 0.2, 0.3))
+    house.behave("crash")
+    house.until_state(State.FAILED)
+    assert house.history()[-1][1] == "The worker ended: exit status 3. Last line: out of luck"
+    house.until(lambda: house.replica().epoch == 3)
+    assert [reason for state, reason in house.history() if state == "starting"][1:] == [
+        "Restart after failure 1, 0.1 s later",
+        "Restart after failure 2, 0.2 s later",
+    ]
+    house.behave("")
+    house.until_state(State.READY)
+
+
+def test_a_worker_that_never_gets_ready_is_ended(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reconcile, "LOAD_TIMEOUT_S", 0.3)
+    house.behave("loading")
+    first = house.until_state(State.FAILED)
+    assert house.history()[-1][1].startswith("Not ready within 0 s")
+    assert not house.alive(first)
+
+
+def test_a_worker_that_fails_its_test_prompt_is_never_ready(house: House) -> None:
+    house.behave("mute")
+    first = house.until_state(State.FAILED)
+    assert house.history()[-1][1] == "The test prompt got status 500: no voice"
+    assert not house.alive(first)
+    assert "ready" not in dict(house.history())
+
+
+def test_parameters_that_cannot_be_used_are_said(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # the real adapter
+    house.behave("crash")
+    house.until_state(State.FAILED)
+    assert house.history()[-1][1].startswith("as is not a parameter of the embedded engine")
+
+
+def test_a_process_that_cannot_be_started_is_a_failure_and_not_the_end(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_self: LocalLauncher, _launch: Launch) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalLauncher, "launch", refuse)
+        house.until_state(State.FAILED)
+    assert "No space left on device" in house.history()[-1][1]
+    house.until_state(State.READY)
+
+
+def test_a_new_controller_adopts_the_worker_that_runs(house: House) -> None:
+    first = house.until_state(State.READY)
+    count = len(house.history())
+    house.leader._release()
+    house.leader = house.controller("second")
+    house.until(lambda: live.read([str(first.id)]) and house.leader.epoch == 2)
+    assert house.replica().pid == first.pid
+    assert house.alive(first)
+    assert len(house.history()) == count
+
+
+def test_a_controller_that_takes_over_during_a_verification_does_it_again(house: House) -> None:
+    house.behave("slow")
+    first = house.until_state(State.VERIFYING)
+    house.leader._release()
+    house.leader = house.controller("second")
+    house.until(lambda: house.leader._verifications)
+    assert house.replica().state == State.VERIFYING
+    os.kill(first.pid or 0, signal.SIGKILL)
+    house.behave("")
+    house.until_state(State.READY)
+
+
+def test_a_worker_of_another_epoch_is_ended(house: House) -> None:
+    first = house.until_state(State.READY)
+    Replica.objects.update(epoch=5, state=State.PENDING)
+    house.until(lambda: house.replica().epoch == 6)
+    assert not house.alive(first)
+    house.until_state(State.READY)
+
+
+def test_a_worker_whose_replica_was_deleted_is_ended(house: House) -> None:
+    first = house.until_state(State.READY)
+    Deployment.objects.all().delete()
+    house.until(lambda: not house.alive(first))
+
+
+def test_a_second_controller_does_nothing_until_the_lease_has_ended(house: House) -> None:
+    house.until_state(State.READY)
+    second = house.controller("second")
+    Deployment.objects.update(desired_replicas=2)
+    for _ in range(5):
+        second.tick()
+    assert second.epoch == 0
+    assert Replica.objects.count() == 1
+    ControllerLease.objects.update(expires_at="2000-01-01T00:00Z")
+    second.tick()
+    assert second.epoch == 2
+    house.leader._renew_at = 0.0  # the first asks again in time
+    Replica.objects.filter(ordinal=2).delete()
+    house.leader.tick()
+    assert Replica.objects.count() == 1, "who lost the lease does nothing"
+    house.leader = second
+    house.until_state(State.READY, 2)
+
+
+def test_fewer_replicas_drain_while_the_others_are_looked_after(house: House) -> None:
+    Deployment.objects.update(desired_replicas=2)
+    house.until_state(State.READY, 1)
+    house.until_state(State.READY, 2)
+    first, second = house.replica(1), house.replica(2)
+    os.kill(second.pid or 0, signal.SIGSTOP)  # its drain takes for ever
+    Deployment.objects.update(desired_replicas=1)
+    house.until_state(State.DRAINING, 2)
+    house.leader.tick()
+    os.kill(first.pid or 0, signal.SIGKILL)
+    house.until(lambda: house.replica(1).epoch == 2)
+    house.until_state(State.READY, 1)
+    assert house.replica(2).state == State.DRAINING
+    os.kill(second.pid or 0, signal.SIGCONT)
+    house.until_state(State.STOPPED, 2)
+    assert not house.alive(second)
+    Deployment.objects.update(desired_replicas=2)
+    assert house.until_state(State.READY, 2).epoch == 2
+
+
+def test_one_replica_that_cannot_be_handled_does_not_stop_the_others(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Deployment.objects.update(desired_replicas=2)
+    step = Controller._step
+
+    def trip(self: Controller, replica: Replica) -> None:
+        if replica.ordinal == 1:
+            raise RuntimeError("boom")
+        step(self, replica)
+
+    monkeypatch.setattr(Controller, "_step", trip)
+    house.until_state(State.READY, 2)
+    assert house.replica(1).state == State.PENDING
+
+
+def test_a_database_error_is_waited_out(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+
+    class Once(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            return self.is_set()
+
+    stop = Once()
+
+    def tick(_self: Controller) -> None:
+        looks.append(1)
+        if len(looks) == 1:
+            raise OperationalError("")  # a lost connection can say nothing at all
+        stop.set()
+
+    monkeypatch.setattr(Controller, "tick", tick)
+    monkeypatch.setattr(module, "close_old_connections", lambda: None)
+    house.leader._heartbeats.run = lambda _stop: None  # type: ignore[method-assign]
+    house.leader.run(stop)
+    assert len(looks) == 2
