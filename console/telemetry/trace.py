@@ -400,8 +400,8 @@ def gaps(body: Mapping[str, Any]) -> Gaps | None:
 
 
 def _disc(ordered: Sequence[int], share: float) -> int:
-    """The smallest value that at least `share` of all do not exceed."""
-    return ordered[math.ceil(round(len(ordered) * share, 6)) - 1]
+    """The percentile as the gateway takes it for the record, so that both say the same."""
+    return ordered[min(int(len(ordered) * share), len(ordered) - 1)]
 
 
 # ---------------------------------------------------------------------------------------------------------------

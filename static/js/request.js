@@ -90,7 +90,7 @@ function bars(g, scale, row, first) {
   hover($(".t", row), () => `${name}: ${parts.slice(0, 8).map(([from, to, words]) => `${words ? `${words}, ` : ""}${num(from / 1e3, 2)} → ${num(to / 1e3, 2)} ms`).join("; ")}${parts.length > 8 ? " …" : ""}`);
 }
 
-/* A label takes its own side, else the other, else only the dot stays; two lines, three on narrow screens. */
+/* A label takes its own side, else the other, else only a tick stays; two lines, three on narrow screens. */
 function marks(g, scale, events) {
   const lines = g.w < 500 ? [13, 31, 49] : [15, 35];
   const taken = [];
@@ -115,7 +115,7 @@ function marks(g, scale, events) {
     }
     if (!placed) {
       node.remove();
-      g.add(el("line", { x1: x, x2: x, y1: 0, y2: 6, class: "ev" }), el("circle", { cx: x, cy: 7, r: 2, class: "evd" }));
+      g.add(el("line", { x1: x, x2: x, y1: 0, y2: 4, class: "ax" }));
     }
   });
 }
