@@ -11,6 +11,7 @@ import msgspec
 from django.db import DataError, IntegrityError, connection, models, transaction
 
 from console.billing.models import UsageRecord as UsageRow
+from console.errors import first_line
 from console.telemetry import partitions
 from console.telemetry.models import RequestRecord as RecordRow
 from serving.port import RecordRefused, RequestDetail, RequestRecord, Settled, UsageRecord
@@ -43,11 +44,21 @@ class DatabaseSink:
 
     def write(self, batch: Sequence[Settled]) -> None:
         """Insert what is not there yet. Raises RecordRefused or a database error when nothing was written."""
-        self._ensure_partitions(batch)
         try:
+            self._write(batch)
+        except IntegrityError:
+            self._days.clear()  # a partition may have been dropped since: look again
+            try:
+                self._write(batch)
+            except IntegrityError as error:
+                raise RecordRefused(first_line(error)) from error
+
+    def _write(self, batch: Sequence[Settled]) -> None:
+        try:
+            self._ensure_partitions(batch)
             self._insert(batch)
-        except (DataError, IntegrityError) as error:
-            raise RecordRefused(type(error).__name__) from error
+        except (DataError, ValueError) as error:
+            raise RecordRefused(first_line(error)) from error
 
     def _insert(self, batch: Sequence[Settled]) -> None:
         with transaction.atomic(), connection.cursor() as cursor:
@@ -111,4 +122,7 @@ def _fitted(value: Any, limit: int | None) -> Any:
 
 
 def _when(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, UTC)
+    try:
+        return datetime.fromtimestamp(seconds, UTC)
+    except (OSError, OverflowError) as error:  # what the C library says of a moment beyond every calendar
+        raise ValueError(f"{seconds} is no moment") from error

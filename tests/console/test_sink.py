@@ -89,6 +89,20 @@ def test_nothing_of_a_batch_is_written_when_one_row_cannot_be() -> None:
     assert UsageRow.objects.count() == 0
 
 
+def test_a_moment_that_no_calendar_holds_is_refused() -> None:
+    with pytest.raises(RecordRefused):
+        DatabaseSink().write([settled(at=1e18)])
+
+
+def test_a_partition_that_was_dropped_meanwhile_is_made_again() -> None:
+    sink, at = DatabaseSink(), time.time() - 60 * 86400
+    sink.write([settled(at=at)])
+    assert partitions.drop_old()
+    late = settled(at=at)
+    sink.write([late])
+    assert RecordRow.objects.filter(id=late.record.id).exists()
+
+
 @pytest.mark.parametrize(
     "statement",
     ["UPDATE billing_usagerecord SET completion_tokens = 0", "DELETE FROM billing_usagerecord"],
