@@ -49,9 +49,7 @@ class ValkeyLiveState:
                 await self._task
 
     async def _poll(self) -> None:
-        client = redis.asyncio.Redis.from_url(
-            settings.VALKEY_URL, socket_timeout=1.0, socket_connect_timeout=1.0
-        )
+        client = redis.asyncio.Redis.from_url(settings.VALKEY_URL, socket_timeout=1.0, socket_connect_timeout=1.0)
         async with client:
             while True:
                 ids = list(self._snapshots.current().replicas)
@@ -59,9 +57,7 @@ class ValkeyLiveState:
                     values = await client.mget([PREFIX + each for each in ids]) if ids else []
                 except (redis.RedisError, OSError):
                     values = [None] * len(ids)
-                self._loads = {
-                    each: _load(value) for each, value in zip(ids, values, strict=True) if value
-                }
+                self._loads = {each: _load(value) for each, value in zip(ids, values, strict=True) if value}
                 await asyncio.sleep(_POLL_S)
 
 
@@ -124,12 +120,16 @@ def serve() -> Serving:
     return _serving
 
 
+async def drain() -> None:
+    """Take no new request on /v1 or in the playground, and let the running ones finish; who asks then is told why."""
+    if _serving is not None:
+        await _serving.gateway.shutdown()
+
+
 def inference() -> Inference:
     """The pipeline of this process, for the playground. Raises NotServing where there is none."""
     if _serving is None:
-        raise NotServing(
-            "This process has no gateway; the playground is reached through `manage.py web`."
-        )
+        raise NotServing("This process has no gateway; the playground is reached through `manage.py web`.")
     return _serving.gateway.inference
 
 

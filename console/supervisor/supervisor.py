@@ -34,6 +34,7 @@ WEB, SHIP, CONTROL, SERVERS = 0, 1, 2, 4
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104 names to look up, not addresses to bind
 START_ATTEMPTS = 6
 READY_TIMEOUT_S = 60.0
+WEB_EXTRA_S = 15.0  # after the drain: requests are cut and settled (5 s), pages end (3 s)
 FIRST_WORKER_TIMEOUT_S = 300.0
 
 
@@ -76,7 +77,7 @@ class Supervisor:
         bootstrap.bundled_model(self.layout, self.terminal.say, self.terminal.percent)
         bootstrap.collect_static(self.layout)
         credentials = bootstrap.first_credentials(self.layout)
-        self._add("web", ["web"], WEB, settings.ENV["DRAIN_SECONDS"] + 10).start()
+        self._add("web", ["web"], WEB, settings.ENV["DRAIN_SECONDS"] + WEB_EXTRA_S).start()
         self._write_state()
         self._await("the web process", self._web_is_ready, READY_TIMEOUT_S)
         if credentials:

@@ -7,12 +7,15 @@ from typing import Any
 
 import uvicorn
 from django.conf import settings
-from django.core.management.base import BaseCommand
+from django.core.management.base import BaseCommand, CommandError
 
+from console import contract
 from console.base import logs
+from console.webserver import DrainingServer
 
 # A page being rendered holds the interpreter; a stream's next token should not wait a whole default interval for it.
 SWITCH_INTERVAL_S = 0.0005
+PAGES_DRAIN_S = 3  # for pages; requests on /v1 have been drained before, for FANLIGHT_DRAIN_SECONDS
 
 
 class Command(BaseCommand):
@@ -23,7 +26,7 @@ class Command(BaseCommand):
         env = settings.ENV
         logs.configure(env["LOG_LEVEL"])
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        uvicorn.run(
+        config = uvicorn.Config(
             "console.asgi:application",
             host=env["BIND"],
             port=env["PORT"],
@@ -36,6 +39,10 @@ class Command(BaseCommand):
             server_header=False,
             proxy_headers=bool(env["TRUSTED_PROXIES"]),
             forwarded_allow_ips=list(env["TRUSTED_PROXIES"]),
-            timeout_graceful_shutdown=int(env["DRAIN_SECONDS"]) + 5,
+            timeout_graceful_shutdown=PAGES_DRAIN_S,
             backlog=2048,
         )
+        server = DrainingServer(config, contract.drain)
+        server.run()
+        if not server.started:
+            raise CommandError("The web process could not start; its lines above say why.")
