@@ -7,7 +7,7 @@ import io
 import uuid
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -52,12 +52,8 @@ class Asked:
     def __init__(self, request: HttpRequest, scope: Scope) -> None:
         get = request.GET
         self.scope = scope
-        self.window = windows.parse(
-            get.get("range", ""),
-            get.get("from", ""),
-            get.get("to", ""),
-            timezone.get_current_timezone(),
-        )
+        self.zone = timezone.get_current_timezone()  # an export is written after the request's own zone has ended
+        self.window = windows.parse(get.get("range", ""), get.get("from", ""), get.get("to", ""), self.zone)
         self.text = get.get("q", "").strip()
         self.error = ""
         self.conditions: tuple[Condition, ...] = ()
@@ -285,7 +281,7 @@ def _csv(asked: Asked) -> Iterator[bytes]:
     yield _lines([_COLUMNS])
     for rows in queries.export(asked.scope, asked.window, asked.resolved):
         known = names.of(rows, asked.scope)
-        yield _lines(_cells(row, known) for row in rows)
+        yield _lines(_cells(row, known, asked.zone) for row in rows)
 
 
 async def _apart(lines: Iterator[bytes]) -> AsyncIterator[bytes]:
@@ -301,9 +297,9 @@ def _next(lines: Iterator[bytes]) -> bytes | None:
         connections.close_all()
 
 
-def _cells(row: RequestRecord, known: names.Names) -> list[str]:
+def _cells(row: RequestRecord, known: names.Names, zone: tzinfo) -> list[str]:
     special: dict[str, Callable[[], str]] = {
-        "started_at": lambda: timezone.localtime(row.started_at).isoformat(timespec="milliseconds"),
+        "started_at": lambda: row.started_at.astimezone(zone).isoformat(timespec="milliseconds"),
         "tenant": lambda: known.tenants[row.tenant_id].name if row.tenant_id in known.tenants else "",
         "key": lambda: known.keys[row.key_id].name if row.key_id in known.keys else "",
         "replica": lambda: str(known.replicas.get(row.replica_id, "")),

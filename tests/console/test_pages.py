@@ -207,9 +207,11 @@ def test_the_export_is_csv_scoped_and_safe_to_open(world: World) -> None:
         settled(world.aurora, world.key, world.replica, client_request_id='=HYPERLINK("x")'),
         settled(world.borealis, world.foreign_key),
     )
+    User.objects.filter(pk=world.owner.pk).update(time_zone="Asia/Kathmandu")
     answer = signed_in(world.owner).get("/requests/export.csv")
     rows = list(csv.DictReader(io.StringIO(b"".join(answer.streaming_content).decode())))
     assert len(rows) == 1
+    assert rows[0]["started_at"].endswith("+05:45")
     assert (rows[0]["tenant"], rows[0]["key"], rows[0]["replica"]) == ("aurora", "helpdesk-prod", "smollm2 r1")
     assert rows[0]["client_request_id"] == '\'=HYPERLINK("x")'
     assert signed_in(world.owner).get("/requests/export.csv?q=foo:1").status_code == 400
