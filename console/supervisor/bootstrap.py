@@ -24,7 +24,6 @@ from console.catalog import sources
 from console.catalog.actions import register_fetched
 from console.fleet.actions import deploy
 from console.keys.actions import create_key, ensure_playground_key
-from console.keys.models import APIKey
 from console.supervisor.preflight import CannotStartError
 from console.telemetry import partitions
 from console.tenants.actions import create_tenant
@@ -75,7 +74,7 @@ def dump(layout: Layout, target: Path) -> None:
         result = subprocess.run(command, stdout=file, stderr=subprocess.PIPE, text=True, env=env, check=False)
     if result.returncode:
         partial.unlink()
-        raise CannotStartError(f"The backup failed, so nothing was migrated:\n{result.stderr.strip()}")
+        raise CannotStartError(f"The backup failed, so nothing was changed:\n{result.stderr.strip()}")
     partial.replace(target)
     for old in sorted(layout.backups.glob("before-migrating-*.dump"))[:-KEPT_BACKUPS]:
         old.unlink()
@@ -86,11 +85,11 @@ def first_credentials(layout: Layout) -> dict[str, str]:
 
     Returns an empty dict once they were shown. A start that died in between shows them the next time.
     """
-    if layout.credentials_file.exists():
+    if User.objects.filter(is_superuser=True).exists():
+        if not layout.credentials_file.exists():
+            return {}
         kept: dict[str, str] = json.loads(layout.credentials_file.read_text())
         return kept if not kept.get("shown") else {}
-    if User.objects.filter(is_superuser=True).exists():
-        return {}
     alphabet = string.ascii_letters + string.digits
     password = "-".join("".join(secrets.choice(alphabet) for _ in range(5)) for _ in range(4))
     with transaction.atomic():
@@ -105,7 +104,8 @@ def first_credentials(layout: Layout) -> dict[str, str]:
             "api_key": key,
             "tenant": DEFAULT_TENANT,
         }
-        # Inside the transaction: either both the rows and this file exist, or neither does.
+        # Before the commit: rows without the file would be an admin whose password nobody knows, while a file without
+        # the rows is written anew by the next start.
         write_atomically(layout.credentials_file, json.dumps(credentials, indent=2))
     return credentials
 
@@ -116,7 +116,7 @@ def forget_credentials(layout: Layout) -> None:
 
 
 def bundled_model(layout: Layout, say: Say, percent: Callable[[int], None]) -> None:
-    """Fetch, check, register and deploy the bundled model under its own name."""
+    """Fetch, check, register and deploy the bundled model under its own name. What `percent` raises ends the fetch."""
     try:
         path = sources.fetch(sources.BUNDLED, layout.models, say, percent)
     except sources.SourceError as error:
@@ -148,8 +148,3 @@ def collect_static(layout: Layout) -> None:
         return
     call_command("collectstatic", interactive=False, verbosity=0, clear=True, skip_checks=True)
     write_atomically(stamp, json.dumps(now))
-
-
-def has_keys() -> bool:
-    """Whether any API key exists."""
-    return APIKey.objects.filter(kind=APIKey.Kind.API).exists()

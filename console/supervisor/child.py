@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -16,6 +17,8 @@ from engine.launchers import process
 
 _BACKOFF_S = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
 _STEADY_S = 60.0  # up for this long: earlier deaths are forgiven
+HURRY_S = 3.0  # what is left of any grace after a second Ctrl-C
+_LAST_S = 5.0  # between the last signal and SIGKILL
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class Program:
     cwd: str
     group: int
     stop_signal: signal.Signals = signal.SIGTERM
+    last_signal: signal.Signals = signal.SIGKILL  # when the stop signal was not enough; SIGKILL follows in any case
     grace_s: float = 10.0
     identity: Mapping[str, Any] = field(default_factory=dict)  # user=, group= for subprocess
 
@@ -39,6 +43,7 @@ class Child:
         self.program = program
         self.restarts = 0
         self.state = "stopped"
+        self.why = ""  # how it ended the last time
         self._show = show
         self._log = RotatingFile(log_file, log_bytes)
         self._process: subprocess.Popen[str] | None = None
@@ -80,17 +85,22 @@ class Child:
             if time.monotonic() < self._not_before:
                 return None
             self.restarts += 1
-            self.start()
+            try:
+                self.start()
+            except OSError as error:  # no memory or process to be had just now
+                return self._back_off(f"could not be started: {error}")
             return f"{self.program.name} restarted (restart {self.restarts})"
         code = self._process.poll()
-        if code is None:
-            return None
+        return None if code is None else self._back_off(f"ended: {process.describe_exit(code)}")
+
+    def _back_off(self, why: str) -> str:
         steady = time.monotonic() - self._started_at > _STEADY_S
         self._deaths = 1 if steady else self._deaths + 1
         wait = _BACKOFF_S[min(self._deaths - 1, len(_BACKOFF_S) - 1)]
         self._not_before = time.monotonic() + wait
         self.state = "waiting"
-        return f"{self.program.name} ended: {process.describe_exit(code)}; starting it again in {wait:g} s"
+        self.why = why
+        return f"{self.program.name} {why}; starting it again in {wait:g} s"
 
     def ended(self) -> bool:
         """Whether the process is gone."""
@@ -103,17 +113,26 @@ class Child:
             self._process.send_signal(self.program.stop_signal)
 
     def await_end(self, deadline: float, hurry: threading.Event) -> None:
-        """Wait for the end until `deadline` (monotonic), shorter when hurried, then kill."""
+        """Wait for the end until `deadline` (monotonic), at most HURRY_S once hurried, then insist."""
+        hurried = False
         while not self.ended():
-            if time.monotonic() > deadline or (
-                hurry.is_set() and time.monotonic() > deadline - self.program.grace_s + 3
-            ):
-                assert self._process is not None
-                self._process.kill()
-                self._process.wait()
-                self._show(self.program.name, "did not end in time and was killed")
+            if hurry.is_set() and not hurried:
+                hurried = True
+                deadline = min(deadline, time.monotonic() + HURRY_S)
+            if time.monotonic() > deadline:
+                self._insist()
                 return
             time.sleep(0.02)
+
+    def _insist(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(self.program.last_signal)
+        try:
+            self._process.wait(timeout=_LAST_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._show(self.program.name, "did not end in time and was killed")
 
     def facts(self) -> dict[str, Any]:
         """What status shows of it."""
@@ -152,16 +171,26 @@ class RotatingFile:
         """Append a line. A full disk loses log lines, never the process."""
         try:
             if self._file.tell() > self._limit:
-                self._file.close()
                 self._path.replace(self._path.with_name(self._path.name + ".1"))
-                self._file = self._path.open("a", encoding="utf-8")
+                fresh = self._path.open("a", encoding="utf-8")  # only then let go of the old one
+                self._file.close()
+                self._file = fresh
             self._file.write(line)
             self._file.flush()
         except (OSError, ValueError):  # a full disk; closed while stopping
             return
 
+    def flush(self) -> None:
+        """Every line is flushed as it is written."""
+
+    def isatty(self) -> bool:
+        """No terminal, so no colours."""
+        return False
+
     def close(self) -> None:
-        self._file.close()
+        """Write nothing any more."""
+        with contextlib.suppress(OSError):  # what a full disk kept from being written
+            self._file.close()
 
 
 def readable(line: str) -> str:

@@ -99,7 +99,7 @@ def end_leftovers(layout: Layout, say: Callable[[str], None]) -> None:
 
 
 def _forget_sockets(layout: Layout) -> None:
-    (Path(layout.valkey_socket)).unlink(missing_ok=True)
+    layout.valkey_socket.unlink(missing_ok=True)
 
 
 def clean_stale_postmaster(layout: Layout) -> None:

@@ -21,7 +21,7 @@ from console.base.layout import write_atomically
 from console.environment import ROOT
 from console.fleet.models import Replica
 from console.supervisor import bootstrap, preflight
-from console.supervisor.child import Child, Program
+from console.supervisor.child import HURRY_S, Child, Program
 from console.supervisor.preflight import CannotStartError
 from console.supervisor.terminal import Terminal, worker_line
 from console.version import version
@@ -34,6 +34,7 @@ WEB, SHIP, CONTROL, SERVERS = 0, 1, 2, 4
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104 names to look up, not addresses to bind
 START_ATTEMPTS = 6
 READY_TIMEOUT_S = 60.0
+WORKERS_S = 15.0  # for workers, once nothing sends them requests
 WEB_EXTRA_S = 15.0  # after the drain: requests are cut and settled (5 s), pages end (3 s)
 FIRST_WORKER_TIMEOUT_S = 300.0
 
@@ -74,7 +75,7 @@ class Supervisor:
         self._start_servers()
         bootstrap.migrate(self.layout, self.terminal.say)
         self._start_control()
-        bootstrap.bundled_model(self.layout, self.terminal.say, self.terminal.percent)
+        bootstrap.bundled_model(self.layout, self.terminal.say, self._fetched)
         bootstrap.collect_static(self.layout)
         credentials = bootstrap.first_credentials(self.layout)
         self._add("web", ["web"], WEB, settings.ENV["DRAIN_SECONDS"] + WEB_EXTRA_S).start()
@@ -98,9 +99,25 @@ class Supervisor:
             valkey.start()
         self._write_state()
         if not settings.ENV["DATABASE_URL"]:
-            embedded.wait_for_postgres(self.layout, lambda: _keeps_trying(postgres))
+            embedded.wait_for_postgres(self.layout, lambda: self._keeps_trying(postgres))
         if not settings.ENV["VALKEY_URL"]:
-            embedded.wait_for_valkey(self.layout, lambda: _keeps_trying(valkey))
+            embedded.wait_for_valkey(self.layout, lambda: self._keeps_trying(valkey))
+
+    def _keeps_trying(self, server: Child) -> bool:
+        """Whether a server that may have died while starting is worth waiting for: after a power cut the old one's
+        processes can hold its shared memory for a moment."""
+        self._check_wanted()
+        server.tend()
+        return server.restarts < START_ATTEMPTS
+
+    def _fetched(self, percent: int) -> None:
+        self._check_wanted()
+        self._tend()
+        self.terminal.percent(percent)
+
+    def _check_wanted(self) -> None:
+        if self._stopping.is_set():
+            raise CannotStartError("Stopped while starting.")
 
     def _start_control(self) -> None:
         """Everything that needs the schema but not the model; the controller waits for a deployment by itself."""
@@ -146,6 +163,7 @@ class Supervisor:
             "/",
             SERVERS,
             command.stop_signal,
+            command.last_signal,
             30,
             identity=identity,
         )
@@ -167,11 +185,11 @@ class Supervisor:
         deadline = time.monotonic() + timeout_s
         while not is_ready():
             self._tend()
-            if self._stopping.is_set():
-                raise CannotStartError("Stopped while starting.")
+            self._check_wanted()
             for child in self.children:
                 if child.restarts >= START_ATTEMPTS:
-                    raise CannotStartError(f"{child.program.name} keeps ending; its log is in {self.layout.logs}.")
+                    log = self.layout.logs / f"{child.program.name}.log"
+                    raise CannotStartError(f"{child.program.name} {child.why}, {child.restarts} times; see {log}.")
             if time.monotonic() > deadline:
                 raise CannotStartError(
                     f"{what[0].upper() + what[1:]} was not ready within {timeout_s:.0f} s: {self._why_not()}. "
@@ -221,13 +239,11 @@ class Supervisor:
 
     def stop(self) -> None:
         """Stop in order; a second Ctrl-C shortens every wait, never the order."""
-        if not any(child.pid for child in self.children):
-            self._forget()
-            return
         self._stopping.set()
         self.phase = "stopping"
-        self._write_state()
-        self.terminal.say("Stopping: streams drain first (Ctrl-C again to hurry)")
+        if self.children:
+            self._write_state()
+            self.terminal.say("Stopping: streams drain first (Ctrl-C again to hurry)")
         for group in (WEB, SHIP, CONTROL):
             self._stop_group(group)
         connections.close_all()
@@ -236,7 +252,8 @@ class Supervisor:
         for child in self.children:
             child.close()
         self._forget()
-        self.terminal.say("Stopped")
+        if self.children:
+            self.terminal.say("Stopped")
 
     def _stop_group(self, group: int) -> None:
         members = [child for child in reversed(self.children) if child.program.group == group]
@@ -254,14 +271,19 @@ class Supervisor:
     def _end_workers(self) -> None:
         """Nobody sends them anything any more; each drains what little is left."""
         launcher = LocalLauncher(self.layout.workers)
-        threads = [
-            threading.Thread(target=launcher.end, args=(replica_id, 3.0 if self.hurry.is_set() else 15.0))
+        threads = {
+            replica_id: threading.Thread(target=launcher.end, args=(replica_id, WORKERS_S))
             for replica_id in launcher.known()
-        ]
-        for thread in threads:
+        }
+        for thread in threads.values():
             thread.start()
-        for thread in threads:
-            thread.join()
+        for replica_id, thread in threads.items():
+            while thread.is_alive() and not self.hurry.is_set():
+                thread.join(0.05)
+            thread.join(HURRY_S)
+            if thread.is_alive():
+                launcher.kill(replica_id)
+                thread.join()
 
     # -- state -----------------------------------------------------------------------------------------------------
 
@@ -280,20 +302,17 @@ class Supervisor:
             "processes": [child.facts() for child in self.children],
         }
         text = json.dumps(facts)
-        if text != self._last_state:
+        if text == self._last_state:
+            return
+        self._last_state = text
+        try:
             write_atomically(self.layout.state_file, text)
-            self._last_state = text
+        except OSError as error:  # a full disk is no reason to stop serving
+            self.terminal.say(f"The state file could not be written: {error}")
 
     def _forget(self) -> None:
         self.layout.state_file.unlink(missing_ok=True)
         (self.layout.run / "guardian.json").unlink(missing_ok=True)
-
-
-def _keeps_trying(server: Child) -> bool:
-    """Whether a server that may have died while starting is worth waiting for: after a power cut the old one's
-    processes can hold its shared memory for a moment."""
-    server.tend()
-    return server.restarts < START_ATTEMPTS
 
 
 def _replicas() -> list[Replica]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
-from typing import Any, TextIO
+from typing import Any, Protocol
 
 _COLOURS = {
     "web": 36,
@@ -18,14 +19,30 @@ _COLOURS = {
 }
 
 
-class Terminal:
-    """Serialises lines of many threads onto one stream."""
+class Stream(Protocol):
+    """Where lines go: a terminal, a pipe, a log file."""
 
-    def __init__(self, stream: TextIO = sys.stdout) -> None:
+    def write(self, text: str, /) -> object: ...
+
+    def flush(self) -> None: ...
+
+    def isatty(self) -> bool: ...
+
+
+class Terminal:
+    """Serialises lines of many threads onto one stream.
+
+    Nothing here raises when the stream is gone (a closed terminal, `| head`): the children's output must be read on, or
+    they would stand still on a full pipe, and the stop in order must not end at its first word.
+    """
+
+    def __init__(self, stream: Stream | None = None) -> None:
+        stream = sys.stdout if stream is None else stream
         self._stream = stream
         self._colour = stream.isatty()
         self._lock = threading.Lock()
         self._progress = False
+        self._last = -1
 
     def line(self, name: str, text: str) -> None:
         """Show one line of a process."""
@@ -33,9 +50,7 @@ class Terminal:
         prefix = f"\x1b[{colour}m{name:>10}\x1b[0m" if self._colour else f"{name:>10}"
         with self._lock:
             self._end_progress()
-            for part in text.splitlines() or [""]:
-                self._stream.write(f"{prefix}  {part}\n")
-            self._stream.flush()
+            self._write("".join(f"{prefix}  {part}\n" for part in text.splitlines() or [""]))
 
     def say(self, text: str) -> None:
         """Show one line of the supervisor itself."""
@@ -46,12 +61,11 @@ class Terminal:
         with self._lock:
             if self._colour:
                 bar = "█" * (done // 4) + "░" * (25 - done // 4)
-                self._stream.write(f"\r{'':>10}  {bar} {done:3d} %")
+                self._write(f"\r{'':>10}  {bar} {done:3d} %")
                 self._progress = True
-            elif done % 25 == 0 and done != getattr(self, "_last", None):
-                self._stream.write(f"{'up':>10}  {done} %\n")
+            elif done % 25 == 0 and done != self._last:
+                self._write(f"{'up':>10}  {done} %\n")
             self._last = done
-            self._stream.flush()
 
     def banner(self, url: str, model: str, credentials: dict[str, str], worker: str) -> None:
         """Say where everything is. Secrets go to the stream alone, never through a log."""
@@ -79,13 +93,17 @@ class Terminal:
         ]
         with self._lock:
             self._end_progress()
-            self._stream.write("\n".join(lines) + "\n")
-            self._stream.flush()
+            self._write("\n".join(lines) + "\n")
 
     def _end_progress(self) -> None:
         if self._progress:
-            self._stream.write("\n")
+            self._write("\n")
             self._progress = False
+
+    def _write(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.write(text)
+            self._stream.flush()
 
 
 def worker_line(replicas: list[dict[str, Any]]) -> str:

@@ -37,9 +37,7 @@ def test_a_taken_port_is_named_with_the_way_out() -> None:
     preflight.check_port("127.0.0.1", port)
 
 
-def test_a_full_disk_is_refused_with_the_folder(
-    layout: Layout, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_refused_with_the_folder(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage(10, 10, 5_000_000))
     with pytest.raises(CannotStartError, match="Only 5 MB are free"):

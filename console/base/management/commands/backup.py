@@ -13,6 +13,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django.utils import timezone
 
 from console.catalog.models import Model
+from console.embedded import EmbeddedServerError
 from console.supervisor import bootstrap
 from console.supervisor.preflight import CannotStartError
 from console.version import version
@@ -38,7 +39,8 @@ class Command(BaseCommand):
         folder.mkdir(parents=True, mode=0o700)
         try:
             bootstrap.dump(layout, folder / "database.dump")
-        except CannotStartError as error:
+        except (CannotStartError, EmbeddedServerError) as error:
+            folder.rmdir()
             raise CommandError(str(error)) from error
         shutil.copy2(layout.secret_file, folder / "secret.key")
         models = list(Model.objects.values("name", "source", "sha256", "disk_bytes"))

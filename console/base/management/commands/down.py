@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from argparse import ArgumentParser
@@ -24,22 +23,34 @@ class Command(BaseCommand):
         parser.add_argument("--timeout", type=float, default=120.0, help="seconds to wait for a clean stop")
 
     def handle(self, *_args: Any, **options: Any) -> None:
-        layout = settings.LAYOUT
-        state = preflight.read_state(layout)
-        pid, ticks = state.get("pid"), state.get("pid_ticks")
-        if pid and ticks and process.is_alive(pid, ticks):
-            os.kill(pid, signal.SIGTERM)
-            deadline = time.monotonic() + options["timeout"]
-            while process.is_alive(pid, ticks):
-                if time.monotonic() > deadline:
-                    raise CommandError(f"The supervisor (pid {pid}) has not ended after {options['timeout']:.0f} s.")
-                time.sleep(0.05)
-            self.stdout.write("Fanlight is stopped.")
+        if not settings.LAYOUT.run.is_dir():
+            self.stdout.write("Fanlight is not running.")
             return
-        self._sweep()
+        deadline = time.monotonic() + options["timeout"]
+        asked = None
+        while True:
+            try:
+                with preflight.lock(settings.LAYOUT):
+                    self._sweep()
+                self.stdout.write("Fanlight is stopped." if asked else "Fanlight is not running.")
+                return
+            except preflight.AlreadyRunningError as running:
+                asked = asked or self._ask(running.facts)
+            if time.monotonic() > deadline:
+                who = f"The supervisor (pid {asked})" if asked else "A supervisor that has not said its pid"
+                raise CommandError(f"{who} has not ended after {options['timeout']:.0f} s.")
+            time.sleep(0.05)
+
+    @staticmethod
+    def _ask(facts: dict[str, Any]) -> int | None:
+        """Ask the supervisor to stop; its pid, or None while it has not written which it is (it has just started)."""
+        pid, ticks = facts.get("pid"), facts.get("pid_ticks")
+        if pid and ticks and process.signal_if_same(pid, ticks, signal.SIGTERM):
+            return int(pid)
+        return None
 
     def _sweep(self) -> None:
-        """No supervisor: end whatever one that was killed left behind."""
+        """No supervisor, or no more: end whatever one that was killed left behind."""
         layout = settings.LAYOUT
         preflight.end_leftovers(layout, self.stdout.write)
         if layout.workers.is_dir():
@@ -47,4 +58,3 @@ class Command(BaseCommand):
             for replica_id in launcher.known():
                 launcher.end(replica_id, 10.0)
         layout.state_file.unlink(missing_ok=True)
-        self.stdout.write("Fanlight is not running.")

@@ -41,6 +41,8 @@ class Command(BaseCommand):
     def _restore(self, layout: Layout, folder: Path) -> None:
         if (layout.postgres_data / "PG_VERSION").exists():
             raise CommandError(f"{layout.data} holds a database already; restore into a new FANLIGHT_DATA_DIR.")
+        shutil.copy2(folder / "secret.key", layout.secret_file)
+        layout.secret_file.chmod(0o600)
         command = embedded.prepare_postgres(layout, self.stdout.write)
         server = subprocess.Popen(
             command.argv,
@@ -52,17 +54,19 @@ class Command(BaseCommand):
         try:
             embedded.wait_for_postgres(layout, lambda: server.poll() is None)
             self._pg_restore(layout, folder / "database.dump")
-        finally:
-            server.send_signal(command.stop_signal)
+        except BaseException:
+            server.send_signal(command.last_signal)
             server.wait(timeout=60)
-        shutil.copy2(folder / "secret.key", layout.secret_file)
-        layout.secret_file.chmod(0o600)
+            shutil.rmtree(layout.postgres_data)  # made by us a moment ago: the next try finds no database
+            raise
+        server.send_signal(command.stop_signal)
+        server.wait(timeout=60)
 
     def _pg_restore(self, layout: Layout, dump: Path) -> None:
         tool = embedded.postgres_tool(layout, "pg_restore")
         result = subprocess.run(
             [str(tool), f"--host={layout.sockets}", f"--username={embedded.ROLE}", f"--dbname={embedded.DATABASE}",
-             "--no-owner", "--exit-on-error", str(dump)],
+             "--no-owner", "--single-transaction", str(dump)],
             capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"}, check=False,
         )  # fmt: skip
         if result.returncode:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -16,6 +17,7 @@ from console.base.layout import write_atomically
 from console.embedded import EmbeddedServerError
 from console.environment import ROOT
 from console.supervisor import bootstrap
+from console.supervisor.child import RotatingFile
 from console.supervisor.preflight import AlreadyRunningError, CannotStartError
 from console.supervisor.supervisor import Supervisor, replica_states
 from console.supervisor.terminal import Terminal
@@ -40,10 +42,13 @@ class Command(BaseCommand):
             self._serve(options["ready_fd"])
 
     def _serve(self, ready_fd: int | None) -> None:
-        terminal = Terminal()
+        layout = settings.LAYOUT
+        layout.create()
+        # Nobody looks at a detached run: what it shows goes to a file of bounded size.
+        log = None if ready_fd is None else RotatingFile(layout.logs / "up.log", settings.ENV["LOG_TOTAL_BYTES"] // 8)
+        terminal = Terminal(log)
 
         def on_ready(credentials: dict[str, str]) -> None:
-            layout = settings.LAYOUT
             if ready_fd is None:
                 terminal.banner(settings.PUBLIC_URL, bootstrap.default_model(), credentials, replica_states())
                 bootstrap.forget_credentials(layout)
@@ -71,7 +76,7 @@ class Command(BaseCommand):
         log = layout.logs / "up.log"
         reading, writing = os.pipe()
         with log.open("w") as output:
-            subprocess.Popen(
+            supervisor = subprocess.Popen(
                 [sys.executable, str(ROOT / "manage.py"), "up", "--ready-fd", str(writing)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -81,8 +86,13 @@ class Command(BaseCommand):
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},
             )
         os.close(writing)
-        with os.fdopen(reading) as pipe:
-            text = pipe.readline()
+        try:
+            with os.fdopen(reading) as pipe:
+                text = pipe.readline()
+        except KeyboardInterrupt:
+            supervisor.terminate()
+            supervisor.wait()
+            raise CommandError("Stopped while starting.") from None
         if not text:
             raise CommandError(f"Fanlight ended while starting. {_tail(log)}")
         report = json.loads(text)
@@ -99,7 +109,7 @@ class Command(BaseCommand):
 
 def _report(ready_fd: int | None, facts: dict[str, Any]) -> None:
     if ready_fd is not None:
-        with os.fdopen(ready_fd, "w") as pipe:
+        with contextlib.suppress(BrokenPipeError), os.fdopen(ready_fd, "w") as pipe:  # who asked may have gone
             pipe.write(json.dumps(facts) + "\n")
 
 
