@@ -17,7 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,8 @@ import aiohttp
 import openai
 
 from bench import clients, records
-from bench.stack import MODEL, ROOT, Stack, StackError, eventually, now
+from bench.stack import MODEL, ROOT, Stack, StackError, eventually, now, running_stack
+from serving.port import PHASES
 
 WORDS = "river stone lamp window garden paper silver morning bridge winter summer village engine signal harbour letter".split()
 
@@ -105,6 +106,57 @@ def coverage(stack: Stack) -> Bar:
         "tokens_agree": agree,
     }
     return Bar("coverage", f"{min(shares):.2%} at least", "≥ 95 %", ok, details)
+
+
+def moved_phase(stack: Stack) -> Bar:
+    """50 ms slept in one layer, on a stack of its own for each: that phase grows by as much, and no other does."""
+    layers = (
+        "auth",
+        "admission",
+        "routing",
+        "connect",
+        "tokenize",
+        "engine_queue",
+        "prefill",
+        "decode",
+        "deliver",
+        "settle",
+    )
+    base = _phases(stack)
+    wrong, moved = {}, {}
+    for layer in layers:
+        with running_stack(FAULT_DELAYS=f"{layer}=50") as delayed:
+            now_ = _phases(delayed)
+        grown = {name: now_[name] - base[name] for name in base}
+        moved[layer] = round(grown[layer], 1)
+        others = {name: round(value, 1) for name, value in grown.items() if name != layer and abs(value) > 20}
+        if not 45 <= grown[layer] <= 75 or others:
+            wrong[layer] = {"grown": moved[layer], "others": others}
+    figure = ", ".join(f"{layer} +{value:.0f}" for layer, value in moved.items()) + " ms"
+    return Bar("moved_phase", figure, "only the delayed phase grows, by 50 ms", not wrong, {"wrong": wrong})
+
+
+def _phases(stack: Stack) -> dict[str, float]:
+    """Median milliseconds of every phase over a dozen short requests, one after the other."""
+    key = stack.key()
+
+    async def ask() -> list[clients.Answer]:
+        async with clients.session() as session:
+            await clients.stream(session, stack.url, key, "Warm up.", model=MODEL, max_tokens=2)
+            return [
+                await clients.stream(
+                    session, stack.url, key, prose(30, seed), model=MODEL, max_tokens=4, ignore_eos=True
+                )
+                for seed in range(12)
+            ]
+
+    rows = []
+    for answer in asyncio.run(ask()):
+        phases = dict.fromkeys(PHASES, 0.0)
+        for name, start, end, _args in stack.trace(answer.request_id)["detail"]["phases"]:
+            phases[name] += (end - start) / 1000
+        rows.append(phases)
+    return {name: statistics.median(row[name] for row in rows) for name in PHASES}
 
 
 def shared_prefix(stack: Stack) -> Bar:
@@ -530,20 +582,9 @@ def _children(pid: int) -> list[int]:
 
 
 BARS: tuple[Callable[[Stack], Bar], ...] = (
-    paris, coverage, shared_prefix, concurrent_streams, hang_ups, same_request_id, worker_killed, web_killed,
+    paris, coverage, moved_phase, shared_prefix, concurrent_streams, hang_ups, same_request_id, worker_killed, web_killed,
     database_away, heavy_page, restart,
 )  # fmt: skip
-
-
-@contextlib.contextmanager
-def _stack() -> Iterator[Stack]:
-    stack = Stack()
-    try:
-        stack.up()
-        stack.wait_ready()
-        yield stack
-    finally:
-        stack.close()
 
 
 def main() -> int:
@@ -552,7 +593,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", metavar="NAME", choices=[bar.__name__ for bar in BARS])
     options = parser.parse_args()
     results: list[Bar] = []
-    with _stack() as stack:
+    with running_stack() as stack:
         for measure in BARS:
             if options.only and measure.__name__ not in options.only:
                 continue

@@ -21,7 +21,7 @@ SELECT
     900, 1, (40 + 900 * r)::int, (300 * r)::int, (10 + 120 * r)::int, 200, 1, 0, true, 'api', 'chat', 'smollm2-135m',
     CASE WHEN n %% 97 = 0 THEN 'cancelled' WHEN n %% 501 = 0 THEN 'error' ELSE 'ok' END, '', 'stop', 'cpu', '', '',
     md5(n::text), 'bench', '0', '0'
-FROM (SELECT n, now() - make_interval(secs => 82000.0 * n / %(count)s) AS at, ((n * 7919) %% 1000) / 1000.0 AS r
+FROM (SELECT n, now() - make_interval(secs => 82000.0 * n / %(count)s) AS at, ((n::bigint * 7919) %% 1000) / 1000.0 AS r
       FROM generate_series(1, %(count)s) n) made
 ON CONFLICT DO NOTHING
 """

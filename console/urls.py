@@ -35,6 +35,7 @@ urlpatterns = [
     path("tenants/create/", tenants.create, name="tenant-create"),
     path("tenants/<str:name>/", tenants.tenant, name="tenant"),
     path("tenants/<str:name>/members/", tenants.add_member, name="tenant-member"),
+    path("tenants/<str:name>/members/<str:username>/remove/", tenants.remove_member, name="tenant-remove-member"),
     path("audit/", audit, name="audit"),
     path("docs/", base.docs, name="docs"),
     path("account/", base.account, name="account"),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from django.core.exceptions import ValidationError
 from django.db import transaction
 
 from console.audit.actions import Actor, record
 from console.base.models import User
+from console.base.passwords import one_time_password
 from console.errors import NotAllowed, Refused
 from console.tenants.models import Membership, Tenant
 
@@ -27,23 +30,54 @@ def create_tenant(actor: Actor, name: str, display_name: str = "") -> Tenant:
 
 
 @transaction.atomic
-def add_member(
-    actor: Actor, tenant: Tenant, user: User, role: str = Membership.Role.MEMBER
-) -> Membership:
+def add_member(actor: Actor, tenant: Tenant, user: User, role: str = Membership.Role.MEMBER) -> Membership:
     """Put a person into a tenant, or change their role there."""
     if not actor.is_admin:
         raise NotAllowed("Only platform admins can change who belongs to a tenant.")
-    membership, _created = Membership.objects.update_or_create(
-        tenant=tenant, user=user, defaults={"role": role}
-    )
+    membership, _created = Membership.objects.update_or_create(tenant=tenant, user=user, defaults={"role": role})
     record(actor, "tenant.member", tenant, tenant.id, user=user.get_username(), role=role)
     return membership
+
+
+class NewPerson(NamedTuple):
+    """An account that was just made. `password` is shown once and must be changed at the first sign-in."""
+
+    user: User
+    password: str
+
+
+@transaction.atomic
+def create_person(actor: Actor, tenant: Tenant, username: str, role: str) -> NewPerson:
+    """Make an account in a tenant. Raises NotAllowed for anyone but an admin, Refused for a bad or taken name."""
+    if not actor.is_admin:
+        raise NotAllowed("Only platform admins can create accounts.")
+    if User.objects.filter(username__iexact=username).exists():
+        raise Refused("There is an account of this name already.")
+    password = one_time_password()
+    user = User(username=username, must_change_password=True)
+    user.set_password(password)
+    try:
+        user.full_clean()
+    except ValidationError as error:
+        raise Refused(" ".join(error.messages)) from error
+    user.save()
+    record(actor, "user.create", user, tenant.id)
+    add_member(actor, tenant, user, role)
+    return NewPerson(user, password)
+
+
+@transaction.atomic
+def remove_member(actor: Actor, membership: Membership) -> None:
+    """Take a person out of a tenant; the account stays. Their open pages show nothing of it from the next load on."""
+    if not actor.is_admin:
+        raise NotAllowed("Only platform admins can change who belongs to a tenant.")
+    tenant, user = membership.tenant, membership.user
+    membership.delete()
+    record(actor, "tenant.remove_member", tenant, tenant.id, user=user.get_username())
 
 
 def may_manage(actor: Actor, tenant: Tenant) -> bool:
     """Whether the actor may create and revoke this tenant's keys: admins and the tenant's owners."""
     if actor.is_admin:
         return True
-    return Membership.objects.filter(
-        tenant=tenant, user=actor.user, role=Membership.Role.OWNER
-    ).exists()
+    return Membership.objects.filter(tenant=tenant, user=actor.user, role=Membership.Role.OWNER).exists()

@@ -17,18 +17,14 @@ class Tenant(models.Model):
     name = models.CharField(
         max_length=64,
         unique=True,
-        validators=[
-            RegexValidator(r"^[a-z0-9][a-z0-9-]*$", _("Lower-case letters, digits and hyphens."))
-        ],
+        validators=[RegexValidator(r"^[a-z0-9][a-z0-9-]*$", _("Lower-case letters, digits and hyphens."))],
     )
     display_name = models.CharField(max_length=120, blank=True)
     is_active = models.BooleanField(default=True)
     currency = models.CharField(max_length=3, default="USD")
     billing_zone = models.CharField(max_length=64, default="UTC")
     created_at = models.DateTimeField(auto_now_add=True)
-    members = models.ManyToManyField(
-        settings.AUTH_USER_MODEL, through="Membership", related_name="tenants"
-    )
+    members = models.ManyToManyField(settings.AUTH_USER_MODEL, through="Membership", related_name="tenants")
 
     class Meta:
         ordering = ["name"]
@@ -46,15 +42,11 @@ class Membership(models.Model):
         VIEWER = "viewer", _("Viewer")
 
     tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE)
-    user = models.ForeignKey(
-        settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="memberships"
-    )
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="memberships")
     role = models.CharField(max_length=8, choices=Role.choices, default=Role.MEMBER)
 
     class Meta:
-        constraints = [
-            models.UniqueConstraint(fields=["tenant", "user"], name="one_membership_per_tenant")
-        ]
+        constraints = [models.UniqueConstraint(fields=["tenant", "user"], name="one_membership_per_tenant")]
 
     def __str__(self) -> str:
         return f"{self.user} in {self.tenant} ({self.role})"

@@ -52,22 +52,24 @@ def create(request: HttpRequest) -> HttpResponse:
 def tenant(request: HttpRequest, name: str) -> HttpResponse:
     """One tenant's people."""
     _admins_only(request)
-    found = get_object_or_404(Tenant, name=name)
+    return _page(request, get_object_or_404(Tenant, name=name))
+
+
+def _page(request: HttpRequest, found: Tenant, made: actions.NewPerson | None = None) -> HttpResponse:
     members = Membership.objects.filter(tenant=found).select_related("user").order_by("user__username")
-    return render(
-        request,
-        "tenants/tenant.html",
-        {"tenant": found, "members": members, "roles": Membership.Role.choices},
-    )
+    context = {"tenant": found, "members": members, "roles": Membership.Role.choices, "made": made}
+    return render(request, "tenants/tenant.html", context)
 
 
 @require_POST
 def add_member(request: HttpRequest, name: str) -> HttpResponse:
-    """Put a person into a tenant, or change their role."""
+    """Put a person into a tenant, or change their role; an account that is missing is made when that was asked for."""
     _admins_only(request)
     found = get_object_or_404(Tenant, name=name)
     username, role = request.POST.get("username", "").strip(), request.POST.get("role", "")
     person = User.objects.filter(username=username).first()
+    if person is None and request.POST.get("create") and role in Membership.Role.values:
+        return _create_person(request, found, username, role)
     if person is None:
         messages.error(request, _("There is no account called “%(name)s”.") % {"name": username})
     elif role not in Membership.Role.values:
@@ -80,6 +82,28 @@ def add_member(request: HttpRequest, name: str) -> HttpResponse:
         else:
             messages.success(request, _("%(name)s is in this tenant now.") % {"name": username})
     return redirect(reverse("tenant", args=[found.name]))
+
+
+def _create_person(request: HttpRequest, found: Tenant, username: str, role: str) -> HttpResponse:
+    """The one-time password is in this one answer and nowhere else."""
+    try:
+        made = actions.create_person(actor_of(request), found, username, role)
+    except ConsoleError as error:
+        messages.error(request, str(error))
+        return redirect(reverse("tenant", args=[found.name]))
+    return _page(request, found, made)
+
+
+@require_POST
+def remove_member(request: HttpRequest, name: str, username: str) -> HttpResponse:
+    """Take a person out of a tenant; asked for with a confirmation on the page."""
+    _admins_only(request)
+    membership = get_object_or_404(
+        Membership.objects.select_related("tenant", "user"), tenant__name=name, user__username=username
+    )
+    actions.remove_member(actor_of(request), membership)
+    messages.success(request, _("%(name)s no longer belongs to this tenant.") % {"name": username})
+    return redirect(reverse("tenant", args=[name]))
 
 
 def _admins_only(request: HttpRequest) -> None:

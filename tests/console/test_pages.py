@@ -431,3 +431,18 @@ def test_the_translation_is_whole_and_compiled() -> None:
     assert 'msgstr ""\n\n' not in text.split("\n\n", 1)[1] + "\n\n"
     assert "#, fuzzy" not in text
     assert (folder / "django.mo").exists()
+
+
+def test_an_admin_makes_an_account_whose_password_is_shown_once_and_takes_it_out_again(world: World) -> None:
+    client = signed_in(world.admin)
+    made = client.post("/tenants/aurora/members/", {"username": "nina", "role": "member", "create": "1"})
+    password = made.context["made"].password
+    assert password in made.content.decode()
+    assert password not in client.get("/tenants/aurora/").content.decode()
+    nina = User.objects.get(username="nina")
+    assert nina.check_password(password) and nina.must_change_password
+    assert not AuditEntry.objects.filter(details__icontains=password).exists()
+    client.post("/tenants/aurora/members/nina/remove/")
+    assert not nina.memberships.exists()
+    again = client.post("/tenants/aurora/members/", {"username": "NINA", "role": "member", "create": "1"}, follow=True)
+    assert "already" in again.content.decode()

@@ -13,9 +13,17 @@ from tests.e2e.world import World, deliver, settled
 from tests.e2e.world import world as world
 
 PUBLIC = {"login", "preferences", None}  # None: redirects without a name, the admin's login and the icon
-POST_ONLY = {"key-create", "key-revoke", "tenant-create", "tenant-member", "preferences", "logout"}
+POST_ONLY = {
+    "key-create",
+    "key-revoke",
+    "tenant-create",
+    "tenant-member",
+    "tenant-remove-member",
+    "preferences",
+    "logout",
+}
 NO_ID = "00000000-0000-7000-8000-000000000000"
-ADMINS = {"deployments", "tenants", "tenant", "tenant-create", "tenant-member"}
+ADMINS = {"deployments", "tenants", "tenant", "tenant-create", "tenant-member", "tenant-remove-member"}
 
 
 def arguments(world: World, request_id: str) -> dict[str, dict[str, Any]]:
@@ -24,7 +32,8 @@ def arguments(world: World, request_id: str) -> dict[str, dict[str, Any]]:
         "overview": {}, "requests": {}, "requests-export": {}, "request": {"request_id": request_id}, "search": {},
         "playground": {}, "models": {}, "deployments": {}, "keys": {}, "key-create": {"tenant": "borealis"},
         "key-revoke": {"key_id": world.foreign_key.id}, "tenants": {}, "tenant-create": {}, "tenant": {"name": "borealis"},  # noqa: E501
-        "tenant-member": {"name": "borealis"}, "audit": {}, "docs": {}, "account": {}, "preferences": {}, "password": {},  # noqa: E501
+        "tenant-member": {"name": "borealis"},
+        "tenant-remove-member": {"name": "borealis", "username": world.stranger.username}, "audit": {}, "docs": {}, "account": {}, "preferences": {}, "password": {},  # noqa: E501
         "login": {}, "logout": {},
     }  # fmt: skip
 
@@ -97,8 +106,10 @@ def test_others_see_nothing_of_a_tenant(world: World, who: str) -> None:
 @pytest.mark.parametrize("who", ["owner", "viewer", "nobody"])
 def test_others_change_nothing_of_a_tenant(world: World, who: str) -> None:
     client = signed_in(getattr(world, who))
-    for name in ("key-create", "key-revoke", "tenant-create", "tenant-member"):
-        answer = client.post(urls(world, NO_ID)[name], {"name": "x", "username": "olga", "role": "owner"})
+    for name in ("key-create", "key-revoke", "tenant-create", "tenant-member", "tenant-remove-member"):
+        answer = client.post(
+            urls(world, NO_ID)[name], {"name": "x", "username": "olga", "role": "owner", "create": "1"}
+        )
         assert answer.status_code in {403, 404}, name
     world.foreign_key.refresh_from_db()
     assert world.foreign_key.status == "active"
