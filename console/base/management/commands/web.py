@@ -11,6 +11,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from console import contract
 from console.base import logs
+from console.bounded_http import BoundedHttp
 from console.webserver import DrainingServer
 
 # A page being rendered holds the interpreter; a stream's next token should not wait a whole default interval for it.
@@ -31,7 +32,7 @@ class Command(BaseCommand):
             host=env["BIND"],
             port=env["PORT"],
             loop="uvloop",
-            http="httptools",
+            http=BoundedHttp,
             ws="websockets-sansio",
             lifespan="on",
             log_config=None,
