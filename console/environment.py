@@ -30,7 +30,6 @@ class Setting:
     help: str
     parse: Callable[[str], Any]
     secret: bool = False
-    restart: bool = True
 
     @property
     def variable(self) -> str:
@@ -45,14 +44,6 @@ def _int(low: int, high: int) -> Callable[[str], int]:
         return value
 
     return parse
-
-
-def _bool(text: str) -> bool:
-    if text.lower() in {"1", "true", "yes", "on"}:
-        return True
-    if text.lower() in {"0", "false", "no", "off"}:
-        return False
-    raise ValueError("must be one of 1, 0, true, false, yes, no, on, off")
 
 
 def _choice(*options: str) -> Callable[[str], str]:
@@ -145,9 +136,6 @@ SETTINGS: tuple[Setting, ...] = (
         secret=True,
     ),
     Setting(
-        "MODEL_ROOTS", "list of paths", "", "Folders inside which file: models may lie.", _list
-    ),
-    Setting(
         "THREADS",
         "0–1024",
         "0",
@@ -168,9 +156,7 @@ SETTINGS: tuple[Setting, ...] = (
         "How long running streams may finish when stopping.",
         _int(0, 3600),
     ),
-    Setting(
-        "MAX_BODY_BYTES", "bytes", "4194304", "Largest request body on /v1.", _int(1024, 1 << 30)
-    ),
+    Setting("MAX_BODY_BYTES", "bytes", "4194304", "Largest request body on /v1.", _int(1024, 1 << 30)),
     Setting(
         "MIN_FREE_DISK_BYTES",
         "bytes",

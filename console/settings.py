@@ -57,8 +57,7 @@ DEBUG = False
 ALLOWED_HOSTS = list(ENV["HOSTS"])
 _ALL_INTERFACES = {"0.0.0.0", "::"}  # noqa: S104 a name to compare with, not an address to bind
 PUBLIC_URL = (
-    ENV["PUBLIC_URL"]
-    or f"http://{ENV['BIND'] if ENV['BIND'] not in _ALL_INTERFACES else 'localhost'}:{ENV['PORT']}"
+    ENV["PUBLIC_URL"] or f"http://{ENV['BIND'] if ENV['BIND'] not in _ALL_INTERFACES else 'localhost'}:{ENV['PORT']}"
 )
 _SECURE = PUBLIC_URL.startswith("https://")
 
@@ -140,15 +139,14 @@ CHANNEL_LAYERS = {
     }
 }
 CELERY_BROKER_URL = (
-    f"redis+socket://{LAYOUT.valkey_socket}?virtual_host=1"
-    if not ENV["VALKEY_URL"]
-    else f"{ENV['VALKEY_URL']}/1"
+    f"redis+socket://{LAYOUT.valkey_socket}?virtual_host=1" if not ENV["VALKEY_URL"] else f"{ENV['VALKEY_URL']}/1"
 )
+CELERY_TASK_SERIALIZER = "json"
+CELERY_ACCEPT_CONTENT = ["json"]  # never pickle: who can write to the broker must not run code
 CELERY_TASK_IGNORE_RESULT = True
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_BROKER_TRANSPORT_OPTIONS = {"visibility_timeout": 24 * 3600}
 CELERY_TIMEZONE = "UTC"
-CELERY_WORKER_HIJACK_ROOT_LOGGER = False
 CELERY_BEAT_SCHEDULE = {
     "make-partitions": {"task": "console.telemetry.tasks.make_partitions", "schedule": 3600.0},
     "drop-old-partitions": {

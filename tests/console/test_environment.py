@@ -23,10 +23,7 @@ def test_an_unknown_variable_stops_the_start_and_is_named() -> None:
 def test_everything_wrong_is_said_at_once() -> None:
     with pytest.raises(environment.BadSettings) as caught:
         environment.load({"FANLIGHT_PORT": "0", "FANLIGHT_LOG_LEVEL": "LOUD", "FANLIGHT_NOPE": "1"})
-    assert all(
-        name in str(caught.value)
-        for name in ("FANLIGHT_PORT", "FANLIGHT_LOG_LEVEL", "FANLIGHT_NOPE")
-    )
+    assert all(name in str(caught.value) for name in ("FANLIGHT_PORT", "FANLIGHT_LOG_LEVEL", "FANLIGHT_NOPE"))
 
 
 def test_a_secret_is_not_repeated_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

