@@ -6,15 +6,17 @@ what=${1:?base or dev}
 python=${PYTHON:-python3}
 pip() { .venv/bin/python -m pip --disable-pip-version-check --quiet "$@"; }
 say() { printf '%10s  %s\n' setup "$1"; }
+trap 'echo "The environment is not complete; the lines above say why. Run the same command again to go on." >&2' ERR
 
 "$python" - <<'PY' || { echo "Fanlight needs Python 3.11 or newer; name one with: make up PYTHON=python3.11" >&2; exit 1; }
 import sys
 sys.exit(sys.version_info < (3, 11))
 PY
 
-if [ ! -x .venv/bin/python ]; then
+# Without pip it is new, was made by another tool, or was cut short while being made.
+if ! .venv/bin/python -m pip --version >/dev/null 2>&1 && ! .venv/bin/python -m ensurepip >/dev/null 2>&1; then
     say "Making the environment .venv/"
-    "$python" -m venv .venv
+    "$python" -m venv --clear .venv
     pip install "pip==$(sed -n 's/^pip==//p' requirements.lock)"
 fi
 
@@ -24,7 +26,8 @@ build=${FANLIGHT_TORCH:-auto}
 if [ "$build" = auto ]; then
     if [ -e /dev/nvidiactl ] || command -v nvidia-smi >/dev/null 2>&1; then build=cuda; else build=cpu; fi
 fi
-if ! .venv/bin/python -c "import torch" 2>/dev/null; then
+installed=$(.venv/bin/python -c "import torch; print(torch.__version__.partition('+')[0])" 2>/dev/null || true)
+if [ "$installed" != "$torch" ]; then
     say "Installing torch $torch ($build)"
     if [ "$build" = cpu ] && pip install --only-binary=:all: "torch==$torch+cpu" 2>/dev/null; then
         :

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Say loudly which optional parts are missing, and so which tests will not run.
 set -u
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit 1
 missing=0
 browser=""
 for name in chromium chromium-browser google-chrome; do command -v "$name" >/dev/null 2>&1 && browser=$name && break; done
