@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Make .venv/ and install the pinned dependencies: `install.sh base` to serve, `install.sh dev` to test.
-set -euo pipefail
+set -Eeuo pipefail
 cd "$(dirname "$0")/.."
 what=${1:?base or dev}
 python=${PYTHON:-python3}
