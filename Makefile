@@ -35,7 +35,7 @@ check: $(VENV)/.dev ## What CI checks besides tests: style, types, import rules,
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python manage.py makemigrations --check --dry-run --skip-checks
+	$(BIN)/python -W ignore::RuntimeWarning manage.py makemigrations --check --dry-run --skip-checks
 	$(BIN)/python manage.py settings_table --check
 
 format: $(VENV)/.dev ## Format and fix what can be fixed

@@ -12,9 +12,7 @@ from pathlib import Path
 # can fail to compile it ("AST constructor recursion depth mismatch").
 import hypothesis  # noqa: F401
 
-for name in [
-    name for name in os.environ if name.startswith("FANLIGHT_") and name != "FANLIGHT_TEST_MODEL"
-]:
+for name in [name for name in os.environ if name.startswith("FANLIGHT_") and name != "FANLIGHT_TEST_MODEL"]:
     del os.environ[name]
 
 DATA = Path(tempfile.mkdtemp(prefix="fl-test-"))

@@ -33,9 +33,7 @@ SYSTEM = Actor()
 COMMAND_LINE = Actor(name="command line")
 
 
-def record(
-    actor: Actor, action: str, target: Model, tenant_id: UUID | None = None, **details: Any
-) -> AuditEntry:
+def record(actor: Actor, action: str, target: Model, tenant_id: UUID | None = None, **details: Any) -> AuditEntry:
     """Add one entry. `details` must hold no secret: keys go in as their display form."""
     return AuditEntry.objects.create(
         actor=actor.user,

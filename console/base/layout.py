@@ -113,13 +113,17 @@ class Layout:
             self.worker_sockets,
         ):
             folder.mkdir(exist_ok=True, parents=True)
+            if folder == self.worker_sockets:
+                _check_owner(folder, os.geteuid())
             folder.chmod(0o700)
         self.servers.mkdir(parents=True, exist_ok=True)
         self.servers.chmod(0o711 if as_root else 0o700)
         for folder in (self.valkey_data, self.sockets):
             folder.mkdir(exist_ok=True)
+            user = server_user()
+            if folder == self.sockets:
+                _check_owner(folder, os.geteuid(), user.pw_uid)
             if as_root:
-                user = server_user()
                 os.chown(folder, user.pw_uid, user.pw_gid)
             folder.chmod(0o700)
         recorded = self.data / "servers.json"
@@ -166,6 +170,13 @@ def write_atomically(path: Path, text: str, mode: int = 0o600) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _check_owner(folder: Path, *allowed: int) -> None:
+    """Refuse a folder that somebody else made, or a link: where paths are long, sockets lie below /tmp."""
+    info = folder.lstat()
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid not in allowed:
+        raise PermissionError(f"{folder} belongs to another user or is a link; remove it, or set FANLIGHT_DATA_DIR.")
 
 
 def _short_folder(wanted: Path, kind: str) -> Path:

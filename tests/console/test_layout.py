@@ -78,3 +78,24 @@ def test_an_interrupted_write_leaves_the_old_text(tmp_path: Path, monkeypatch: p
     assert target.read_text() == "old"
     assert list(tmp_path.iterdir()) == [target]
     assert target.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_socket_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    """Below /tmp anybody can put one there first: root would give its target away."""
+    made = Layout(tmp_path / "d")
+    victim = tmp_path / "victim"
+    victim.mkdir(mode=0o755)
+    made.worker_sockets.parent.mkdir(parents=True)
+    made.worker_sockets.symlink_to(victim)
+    with pytest.raises(PermissionError, match="is a link"):
+        made.create()
+    assert victim.stat().st_mode & 0o777 == 0o755
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_socket_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    made = Layout(tmp_path / "d")
+    made.worker_sockets.mkdir(parents=True)
+    os.chown(made.worker_sockets, 12345, 12345)
+    with pytest.raises(PermissionError, match="another user"):
+        made.create()

@@ -17,12 +17,8 @@ payloads = st.lists(
 )
 
 
-@given(
-    payloads, st.sampled_from([b"\n", b"\r\n"]), st.randoms(use_true_random=False), st.booleans()
-)
-def test_any_cut_gives_the_same_payloads(
-    sent: list[bytes], newline: bytes, dice: object, comments: bool
-) -> None:
+@given(payloads, st.sampled_from([b"\n", b"\r\n"]), st.randoms(use_true_random=False), st.booleans())
+def test_any_cut_gives_the_same_payloads(sent: list[bytes], newline: bytes, dice: object, comments: bool) -> None:
     data = b""
     for payload in sent:
         if comments:

@@ -29,9 +29,7 @@ def test_a_torn_or_damaged_tail_costs_only_itself(requests: list[str], data: st.
     junk = data.draw(st.binary(max_size=12))
     with tempfile.NamedTemporaryFile() as file:
         Path(file.name).write_bytes(whole[:cut] + junk)
-        got = [
-            r.entry.record.id for r in journal.read(Path(file.name)) if isinstance(r.entry, Settled)
-        ]
+        got = [r.entry.record.id for r in journal.read(Path(file.name)) if isinstance(r.entry, Settled)]
     complete, end = 0, 0
     for frame in frames:
         end += len(frame)
@@ -94,9 +92,7 @@ def test_every_request_arrives_exactly_once(plan: list[str], moods: list[bool]) 
         shipper.close()
         assert sink.order[: len(done)] == done
         assert {r for r, outcome in sink.outcomes.items() if outcome == "ok"} == set(done)
-        assert {r for r, outcome in sink.outcomes.items() if outcome != "ok"} == {
-            r for r, _ in running
-        }
+        assert {r for r, outcome in sink.outcomes.items() if outcome != "ok"} == {r for r, _ in running}
 
 
 def attempt(shipper: Shipper) -> None:

@@ -32,9 +32,7 @@ def test_no_stop_string_is_ever_shown(chunks: list[str], strings: list[str]) -> 
 
 
 @given(texts, stops)
-def test_what_is_shown_is_the_text_up_to_the_match_or_all_of_it(
-    chunks: list[str], strings: list[str]
-) -> None:
+def test_what_is_shown_is_the_text_up_to_the_match_or_all_of_it(chunks: list[str], strings: list[str]) -> None:
     whole = "".join(chunks)
     out, matched = shown(chunks, strings)
     assert whole.startswith(out if matched is None else out + matched)
@@ -42,15 +40,11 @@ def test_what_is_shown_is_the_text_up_to_the_match_or_all_of_it(
 
 
 @given(texts, stops)
-def test_no_more_is_held_back_than_could_become_a_stop(
-    chunks: list[str], strings: list[str]
-) -> None:
+def test_no_more_is_held_back_than_could_become_a_stop(chunks: list[str], strings: list[str]) -> None:
     stop, fed, out = StopFilter(strings), "", ""
     for chunk in chunks:
         fed += chunk
         out += stop.feed(chunk)
         if stop.matched is None:
             held = fed[len(out) :]
-            assert held == "" or any(
-                string.startswith(held) and string != held for string in strings
-            )
+            assert held == "" or any(string.startswith(held) and string != held for string in strings)

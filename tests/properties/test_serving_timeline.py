@@ -83,18 +83,12 @@ def test_a_wall_clock_that_stepped_drops_the_engines_phases(steps: list[int], st
 
 
 @given(gaps, st.integers(0, 14), st.integers(1, 10**9))
-def test_a_delay_moves_the_phase_it_is_in_and_only_that(
-    steps: list[int], where: int, delay: int
-) -> None:
+def test_a_delay_moves_the_phase_it_is_in_and_only_that(steps: list[int], where: int, delay: int) -> None:
     before = build(*ordinary(steps), anchor=ANCHOR, boot=BOOT)
     longer = list(steps)
     longer[where + 1] += delay
     after = build(*ordinary(longer), anchor=ANCHOR, boot=BOOT)
-    grown = {
-        name: after.total(name) - before.total(name)
-        for name in PHASES
-        if after.total(name) != before.total(name)
-    }
+    grown = {name: after.total(name) - before.total(name) for name in PHASES if after.total(name) != before.total(name)}
     assert sum(grown.values()) == delay
     assert len(grown) == 1
 

@@ -13,7 +13,7 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
-from console.base.layout import write_atomically
+from console.base.layout import Layout, write_atomically
 from console.embedded import EmbeddedServerError
 from console.environment import ROOT
 from console.supervisor import bootstrap
@@ -42,8 +42,7 @@ class Command(BaseCommand):
             self._serve(options["ready_fd"])
 
     def _serve(self, ready_fd: int | None) -> None:
-        layout = settings.LAYOUT
-        layout.create()
+        layout = _made_layout()
         # Nobody looks at a detached run: what it shows goes to a file of bounded size.
         log = None if ready_fd is None else RotatingFile(layout.logs / "up.log", settings.ENV["LOG_TOTAL_BYTES"] // 8)
         terminal = Terminal(log)
@@ -71,8 +70,7 @@ class Command(BaseCommand):
             raise CommandError(f"Fanlight cannot start. {error}") from None
 
     def _detach(self) -> None:
-        layout = settings.LAYOUT
-        layout.create()
+        layout = _made_layout()
         log = layout.logs / "up.log"
         reading, writing = os.pipe()
         with log.open("w") as output:
@@ -105,6 +103,15 @@ class Command(BaseCommand):
         self.stdout.write(f"Log: {log}")
         if report["first"]:
             self.stdout.write(f"First sign-in and API key (read it, then delete it): {layout.credentials_file}")
+
+
+def _made_layout() -> Layout:
+    layout: Layout = settings.LAYOUT
+    try:
+        layout.create()
+    except OSError as error:
+        raise CommandError(f"Fanlight cannot start. {error}") from None
+    return layout
 
 
 def _report(ready_fd: int | None, facts: dict[str, Any]) -> None:
