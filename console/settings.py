@@ -24,10 +24,16 @@ LAYOUT = Layout(ENV["DATA_DIR"])
 def _secret() -> str:
     """The server's secret: made at first use, kept 0600 in the data folder, never in the environment of a worker."""
     path = LAYOUT.secret_file
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, random_secrets.token_urlsafe(48))
-    return path.read_text().strip()
+    try:
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, random_secrets.token_urlsafe(48))
+        return path.read_text().strip()
+    except OSError as error:
+        raise ImproperlyConfigured(
+            f"Fanlight cannot start:\nthe data folder {LAYOUT.data} cannot be used: {error}.\n"
+            "Run this as the user whom it belongs to, or set FANLIGHT_DATA_DIR to another folder."
+        ) from None
 
 
 def _database(url: str) -> dict[str, object]:
