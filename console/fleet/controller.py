@@ -17,7 +17,7 @@ from uuid import UUID
 
 from django.conf import settings
 from django.db import Error as DatabaseError
-from django.db import close_old_connections, connection
+from django.db import close_old_connections
 from django.utils import timezone
 
 from console.environment import ROOT
@@ -25,6 +25,7 @@ from console.errors import first_line
 from console.fleet import probe, reconcile
 from console.fleet.actions import ensure_replicas, move_replica
 from console.fleet.heartbeat import Heartbeats
+from console.fleet.lease import Lease
 from console.fleet.models import Deployment, Replica
 from engine.adapters import embedded
 from engine.adapters.base import AdapterError, WorkerSpec
@@ -34,7 +35,6 @@ from engine.launchers.local import LocalLauncher
 log = logging.getLogger(__name__)
 
 TICK_S = 0.25
-LEASE_S = 5
 State = Replica.State
 
 
@@ -43,9 +43,8 @@ class Controller:
 
     def __init__(self, launcher: LocalLauncher) -> None:
         self.launcher = launcher
-        self.holder = f"{socket.gethostname()}:{os.getpid()}"
-        self.epoch = 0
-        self._renew_at = 0.0  # monotonic; the lease is surely ours until then
+        self.lease = Lease(f"{socket.gethostname()}:{os.getpid()}")
+        self._epoch = 0  # under which all of the following was learnt
         self._since: dict[UUID, tuple[str, float]] = {}  # state and the monotonic time it was entered
         self._failures: dict[UUID, int] = {}
         self._heartbeats = Heartbeats()
@@ -67,7 +66,7 @@ class Controller:
                 stop.wait(1.0)
             stop.wait(TICK_S)
         with contextlib.suppress(DatabaseError):
-            self._release()
+            self.lease.release()
 
     def tick(self) -> None:
         """One look at every replica, and at most one step for each; nothing while another controller leads."""
@@ -257,47 +256,16 @@ class Controller:
             known = self._since[replica.id] = (replica.state, time.monotonic())
         return known
 
-    # -- the lease -------------------------------------------------------------------------------------------------
-
     def _leads(self) -> bool:
-        """Whether the lease is ours, renewed well before it ends."""
-        if time.monotonic() < self._renew_at:
-            return True
-        asked_at = time.monotonic()
-        leads = self._take_lease()
-        self._renew_at = asked_at + LEASE_S / 3 if leads else 0.0
-        return leads
-
-    def _take_lease(self) -> bool:
-        """Take or renew the lease by the database's clock. A new leader gets a new epoch and remembers nothing."""
-        with connection.cursor() as cursor:
-            cursor.execute(
-                "INSERT INTO fleet_controllerlease (id, holder, epoch, expires_at)"
-                " VALUES (1, %s, 1, now() + make_interval(secs => %s))"
-                " ON CONFLICT (id) DO UPDATE SET holder = excluded.holder, expires_at = excluded.expires_at,"
-                "   epoch = fleet_controllerlease.epoch + (fleet_controllerlease.holder <> excluded.holder)::int"
-                " WHERE fleet_controllerlease.holder = excluded.holder OR fleet_controllerlease.expires_at < now()"
-                "   OR fleet_controllerlease.expires_at IS NULL"
-                " RETURNING epoch",
-                [self.holder, LEASE_S],
-            )
-            row = cursor.fetchone()
-        if row is None:
+        """Whether this controller may act. A new leader remembers nothing of the last time it led."""
+        if not self.lease.held():
             return False
-        if row[0] != self.epoch:
-            log.info("controller: leading under epoch %s", row[0])
-            self.epoch = row[0]
+        if self.lease.epoch != self._epoch:
+            self._epoch = self.lease.epoch
             self._since.clear()
             self._failures.clear()
             self._verifications.clear()
         return True
-
-    def _release(self) -> None:
-        with connection.cursor() as cursor:
-            cursor.execute(
-                "UPDATE fleet_controllerlease SET expires_at = NULL WHERE holder = %s",
-                [self.holder],
-            )
 
 
 def _last_line(path: Path) -> str:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from django.conf import settings
@@ -18,24 +17,21 @@ from django.db import close_old_connections, connections
 
 from console import embedded
 from console.base.layout import write_atomically
-from console.environment import ROOT
 from console.fleet.models import Replica
-from console.supervisor import bootstrap, preflight
+from console.supervisor import bootstrap, preflight, programs
 from console.supervisor.child import HURRY_S, Child, Program
 from console.supervisor.preflight import CannotStartError
+from console.supervisor.programs import CONTROL, SERVERS, SHIP, WEB
 from console.supervisor.terminal import Terminal, worker_line
 from console.version import version
 from engine.launchers import process
 from engine.launchers.local import LocalLauncher
 
-# Stop order: streams drain and settle, the journal is shipped, then what starts workers, the workers, the servers.
-WEB, SHIP, CONTROL, SERVERS = 0, 1, 2, 4
 # Where to reach a web process that listens on every address.
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104 names to look up, not addresses to bind
 START_ATTEMPTS = 6
 READY_TIMEOUT_S = 60.0
 WORKERS_S = 15.0  # for workers, once nothing sends them requests
-WEB_EXTRA_S = 15.0  # after the drain: requests are cut and settled (5 s), pages end (3 s)
 FIRST_WORKER_TIMEOUT_S = 300.0
 
 
@@ -78,7 +74,7 @@ class Supervisor:
         bootstrap.bundled_model(self.layout, self.terminal.say, self._fetched)
         bootstrap.collect_static(self.layout)
         credentials = bootstrap.first_credentials(self.layout)
-        self._add("web", ["web"], WEB, settings.ENV["DRAIN_SECONDS"] + WEB_EXTRA_S).start()
+        self._adopt(programs.web(settings.ENV["DRAIN_SECONDS"])).start()
         self._write_state()
         self._await("the web process", self._web_is_ready, READY_TIMEOUT_S)
         if credentials:
@@ -92,10 +88,10 @@ class Supervisor:
         if not settings.ENV["DATABASE_URL"]:
             preflight.clean_stale_postmaster(self.layout)
             command = embedded.prepare_postgres(self.layout, self.terminal.say)
-            postgres = self._add_server(command)
+            postgres = self._adopt(programs.server(command))
             postgres.start()
         if not settings.ENV["VALKEY_URL"]:
-            valkey = self._add_server(embedded.prepare_valkey(self.layout))
+            valkey = self._adopt(programs.server(embedded.prepare_valkey(self.layout)))
             valkey.start()
         self._write_state()
         if not settings.ENV["DATABASE_URL"]:
@@ -121,59 +117,10 @@ class Supervisor:
 
     def _start_control(self) -> None:
         """Everything that needs the schema but not the model; the controller waits for a deployment by itself."""
-        self._add("controller", ["controller"], CONTROL, 15).start()
-        self._add("shipper", ["shipper"], SHIP, 20).start()
-        celery = [sys.executable, "-m", "celery", "--app", "console.celery", "--quiet"]
-        jobs = [
-            *celery,
-            "worker",
-            "--pool",
-            "threads",
-            "--concurrency",
-            "2",
-            "--loglevel",
-            "WARNING",
-        ]
-        self._add(
-            "jobs",
-            [*jobs, "--without-gossip", "--without-mingle", "--hostname", "jobs@%h"],
-            CONTROL,
-            10,
-        ).start()
         schedule = self.layout.run / "beat-schedule"
-        beat = [
-            *celery,
-            "beat",
-            "--loglevel",
-            "WARNING",
-            "--schedule",
-            str(schedule),
-            "--pidfile",
-            "",
-        ]
-        self._add("beat", beat, CONTROL, 10).start()
+        for program in (programs.controller(), programs.shipper(), programs.jobs(), programs.beat(schedule)):
+            self._adopt(program).start()
         self._write_state()
-
-    def _add_server(self, command: embedded.ServerCommand) -> Child:
-        identity = embedded.run_as_server_user()
-        program = Program(
-            command.name,
-            command.argv,
-            command.env,
-            "/",
-            SERVERS,
-            command.stop_signal,
-            command.last_signal,
-            30,
-            identity=identity,
-        )
-        return self._adopt(program)
-
-    def _add(self, name: str, argv: Sequence[str], group: int, grace_s: float) -> Child:
-        if argv[0] != sys.executable:
-            argv = [sys.executable, str(ROOT / "manage.py"), *argv]
-        env = {**os.environ, "PYTHONUNBUFFERED": "1", "DJANGO_SETTINGS_MODULE": "console.settings"}
-        return self._adopt(Program(name, argv, env, str(ROOT), group, grace_s=grace_s))
 
     def _adopt(self, program: Program) -> Child:
         share = settings.ENV["LOG_TOTAL_BYTES"] // 8

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
 from typing import Any, Protocol
@@ -67,8 +66,8 @@ class Terminal:
                 self._write(f"{'up':>10}  {done} %\n")
             self._last = done
 
-    def banner(self, url: str, model: str, credentials: dict[str, str], worker: str) -> None:
-        """Say where everything is. Secrets go to the stream alone, never through a log."""
+    def banner(self, url: str, model: str, credentials: dict[str, str], worker: str) -> bool:
+        """Say where everything is; returns whether somebody could see it. Secrets go to no log."""
         key = credentials.get("api_key", "$FANLIGHT_KEY")
         lines = ["", f"  Fanlight is up   {url}", f"  Worker           {worker}", ""]
         if credentials:
@@ -93,17 +92,20 @@ class Terminal:
         ]
         with self._lock:
             self._end_progress()
-            self._write("\n".join(lines) + "\n")
+            return self._write("\n".join(lines) + "\n")
 
     def _end_progress(self) -> None:
         if self._progress:
             self._write("\n")
             self._progress = False
 
-    def _write(self, text: str) -> None:
-        with contextlib.suppress(OSError, ValueError):
+    def _write(self, text: str) -> bool:
+        try:
             self._stream.write(text)
             self._stream.flush()
+        except (OSError, ValueError):
+            return False
+        return True
 
 
 def worker_line(replicas: list[dict[str, Any]]) -> str:

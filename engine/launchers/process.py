@@ -25,8 +25,8 @@ def start_ticks(pid: int) -> int | None:
 
 
 def is_alive(pid: int, ticks: int) -> bool:
-    """Whether the very process that had this pid and start time still runs (a zombie does not)."""
-    return start_ticks(pid) == ticks
+    """Whether the very process that had this pid and start time still runs (a zombie does not). 0 names none."""
+    return bool(ticks) and start_ticks(pid) == ticks
 
 
 def die_with_parent(number: int = signal.SIGTERM) -> None:

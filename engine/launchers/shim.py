@@ -26,14 +26,8 @@ ORPHAN_S = 60.0
 
 def main() -> int:
     """Run one worker to its end. Returns 0; the worker's own end is in exit.json."""
-    parser = argparse.ArgumentParser(prog="engine.launchers.shim")
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--epoch", type=int, required=True)
-    parser.add_argument("--guardian", type=Path, help="file naming the supervisor's pid and start time")
-    parser.add_argument("command", nargs=argparse.REMAINDER)
-    options = parser.parse_args()
+    options = _options()
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
-
     worker = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -41,33 +35,33 @@ def main() -> int:
         stderr=subprocess.STDOUT,
         preexec_fn=lambda: process.die_with_parent(signal.SIGKILL),
     )
-    ticks = process.start_ticks(worker.pid)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: worker.send_signal(signal.SIGTERM))
-    _write(
-        options.folder / "worker.json",
-        {
-            "epoch": options.epoch,
-            "pid": worker.pid,
-            "pid_ticks": ticks,
-            "shim_pid": os.getpid(),
-            "shim_ticks": process.start_ticks(os.getpid()),
-        },
-    )
+    _say_who(options.folder, options.epoch, worker.pid)
     assert worker.stdout is not None
     log = threading.Thread(target=_keep_log, args=(worker.stdout, options.folder / "worker.log"), daemon=True)
     log.start()
     _wait(worker, options.guardian)
     log.join(timeout=0.2)
-    _write(
-        options.folder / "exit.json",
-        {
-            "epoch": options.epoch,
-            "reason": process.describe_exit(worker.returncode),
-            "at": time.time(),
-        },
-    )
+    reason = process.describe_exit(worker.returncode)
+    _write(options.folder / "exit.json", {"epoch": options.epoch, "reason": reason, "at": time.time()})
     return 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="engine.launchers.shim")
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--epoch", type=int, required=True)
+    parser.add_argument("--guardian", type=Path, help="file naming the supervisor's pid and start time")
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    return parser.parse_args()
+
+
+def _say_who(folder: Path, epoch: int, pid: int) -> None:
+    """Record both processes by pid and start time."""
+    facts = {"epoch": epoch, "pid": pid, "pid_ticks": process.start_ticks(pid) or 0}  # 0: ended already
+    shim = {"shim_pid": os.getpid(), "shim_ticks": process.start_ticks(os.getpid())}
+    _write(folder / "worker.json", {**facts, **shim})
 
 
 def _wait(worker: subprocess.Popen[bytes], guardian: Path | None) -> None:

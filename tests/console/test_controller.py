@@ -51,7 +51,7 @@ class House:
 
     def controller(self, holder: str) -> Controller:
         made = Controller(LocalLauncher(self.root))
-        made.holder = holder
+        made.lease.holder = holder
         self.controllers.append(made)
         threading.Thread(target=made._heartbeats.run, args=(self.stop,), daemon=True).start()
         return made
@@ -190,9 +190,9 @@ def test_a_process_that_cannot_be_started_is_a_failure_and_not_the_end(
 def test_a_new_controller_adopts_the_worker_that_runs(house: House) -> None:
     first = house.until_state(State.READY)
     count = len(house.history())
-    house.leader._release()
+    house.leader.lease.release()
     house.leader = house.controller("second")
-    house.until(lambda: live.read([str(first.id)]) and house.leader.epoch == 2)
+    house.until(lambda: live.read([str(first.id)]) and house.leader.lease.epoch == 2)
     assert house.replica().pid == first.pid
     assert house.alive(first)
     assert len(house.history()) == count
@@ -201,7 +201,7 @@ def test_a_new_controller_adopts_the_worker_that_runs(house: House) -> None:
 def test_a_controller_that_takes_over_during_a_verification_does_it_again(house: House) -> None:
     house.behave("slow")
     first = house.until_state(State.VERIFYING)
-    house.leader._release()
+    house.leader.lease.release()
     house.leader = house.controller("second")
     house.until(lambda: house.leader._verifications)
     assert house.replica().state == State.VERIFYING
@@ -230,12 +230,12 @@ def test_a_second_controller_does_nothing_until_the_lease_has_ended(house: House
     Deployment.objects.update(desired_replicas=2)
     for _ in range(5):
         second.tick()
-    assert second.epoch == 0
+    assert second.lease.epoch == 0
     assert Replica.objects.count() == 1
     ControllerLease.objects.update(expires_at="2000-01-01T00:00Z")
     second.tick()
-    assert second.epoch == 2
-    house.leader._renew_at = 0.0  # the first asks again in time
+    assert second.lease.epoch == 2
+    house.leader.lease.doubt()  # the first asks again in time
     Replica.objects.filter(ordinal=2).delete()
     house.leader.tick()
     assert Replica.objects.count() == 1, "who lost the lease does nothing"

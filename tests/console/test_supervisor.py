@@ -24,7 +24,8 @@ from console.supervisor import child as child_module
 from console.supervisor import supervisor as module
 from console.supervisor.child import Child, Program, RotatingFile
 from console.supervisor.preflight import CannotStartError
-from console.supervisor.supervisor import CONTROL, SERVERS, SHIP, WEB, Supervisor
+from console.supervisor.programs import CONTROL, SERVERS, SHIP, WEB
+from console.supervisor.supervisor import Supervisor
 from console.supervisor.terminal import Terminal
 from engine.launchers import process
 from engine.launchers.base import Launch
@@ -356,3 +357,15 @@ def test_credentials_of_a_transaction_that_never_was_are_made_anew(layout: Layou
     assert made["password"] != "never"
     assert User.objects.get(username="admin").check_password(made["password"])
     assert json.loads(layout.credentials_file.read_text()) == made
+
+
+def test_a_banner_that_nobody_could_see_does_not_count_as_shown() -> None:
+    class Gone(io.StringIO):
+        def write(self, _text: str) -> int:
+            raise BrokenPipeError
+
+    credentials = {"login": "admin", "password": "p", "api_key": "fl-k"}
+    assert not Terminal(Gone()).banner("http://x", "m", credentials, "none yet")
+    seen = io.StringIO()
+    assert Terminal(seen).banner("http://x", "m", credentials, "none yet")
+    assert "admin / p" in seen.getvalue()

@@ -61,6 +61,15 @@ def test_a_worker_is_seen_alive_with_its_epoch(launcher: LocalLauncher) -> None:
     assert process.start_ticks(view.pid) == view.pid_ticks
 
 
+def test_a_worker_that_is_gone_before_it_was_looked_at_counts_as_ended(launcher: LocalLauncher) -> None:
+    launcher.launch(Launch("r1", 1, ["/bin/true"], {"PATH": os.environ["PATH"]}, ROOT))
+    until(lambda: (launcher.folder("r1") / "exit.json").exists())
+    view = launcher.observe("r1")
+    assert view is not None
+    assert (view.alive, view.exit_reason) == (False, "exit status 0")
+    assert not process.is_alive(2**22 + 1, 0)
+
+
 def test_another_launcher_sees_the_same_worker(launcher: LocalLauncher) -> None:
     view = start(launcher, SLEEPER)
     assert LocalLauncher(launcher.root).observe("r1") == view

@@ -49,8 +49,9 @@ class Command(BaseCommand):
 
         def on_ready(credentials: dict[str, str]) -> None:
             if ready_fd is None:
-                terminal.banner(settings.PUBLIC_URL, bootstrap.default_model(), credentials, replica_states())
-                bootstrap.forget_credentials(layout)
+                model, replicas = bootstrap.default_model(), replica_states()
+                if terminal.banner(settings.PUBLIC_URL, model, credentials, replicas):
+                    bootstrap.forget_credentials(layout)
                 return
             if credentials:
                 write_atomically(layout.credentials_file, json.dumps({**credentials, "shown": True}, indent=2))
