@@ -195,6 +195,7 @@ class Gateway:
         yield names.JOURNAL_BYTES, "Size of the journal on disk", {}, journal.bytes_on_disk()
         yield names.JOURNAL_UNSHIPPED, "Not delivered yet", {}, unshipped_bytes(journal.directory)
         yield names.JOURNAL_PENDING, "Records that the disk refused so far", {}, journal.unwritten
+        yield names.JOURNAL_DROPPED, "Refusals that a full disk left no room for", {}, journal.dropped
 
 
 def _allow(exchange: Exchange, method: str) -> None:

@@ -39,6 +39,7 @@ SEGMENT_AGE_S = 60.0
 SYNC_EVERY_S = 0.05
 SUFFIX = ".journal"
 _SHIPPED = ".shipped"
+MAX_UNWRITTEN = 10_000  # some 20 MB; what was dispatched is bounded by its slots besides
 _HEADER = struct.Struct("<II")
 _MAX_RECORD = 1024 * 1024
 _SLOT = struct.Struct("<16sIII4x")
@@ -87,7 +88,8 @@ class SlotTable:
     def __init__(self, path: Path, capacity: int) -> None:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            os.ftruncate(descriptor, capacity * _SLOT.size)
+            # really there, not a hole: touching one on a full disk would be a SIGBUS for the whole process
+            os.posix_fallocate(descriptor, 0, capacity * _SLOT.size)
             self._map = mmap.mmap(descriptor, capacity * _SLOT.size)
         finally:
             os.close(descriptor)
@@ -139,6 +141,7 @@ class Journal:
         self._unwritten: deque[tuple[bytes, int | None]] = deque()
         self._retired: deque[int] = deque()
         self._torn = False
+        self.dropped = 0  # refusals that neither the disk nor memory had room for
         self._new_segment()
         self._dirty = threading.Event()
         self._stopping = threading.Event()
@@ -162,7 +165,13 @@ class Journal:
         self._write(encoded(entry))
 
     def settle(self, entry: Settled, slot: int | None) -> None:
-        """Note how a request ended and free its slot. What the disk does not take now is tried again."""
+        """Note how a request ended and free its slot. What the disk does not take now is tried again.
+
+        A full disk must not fill the memory: of requests that were refused before any work, only so many wait.
+        """
+        if slot is None and len(self._unwritten) >= MAX_UNWRITTEN:
+            self.dropped += 1
+            return
         self._unwritten.append((encoded(entry), slot))
         self.retry_unwritten()
 

@@ -43,6 +43,7 @@ class Tail:
         self.open: dict[str, Opened] = {}
         self._opened_in: dict[str, str] = {}
         self._cursor = _read_cursor(directory)
+        self._marked = True
         self._next = Cursor()
         self._recall()
 
@@ -68,14 +69,27 @@ class Tail:
 
     def commit(self) -> None:
         """What `take` returned has been delivered: remember it, and delete the segments that nobody needs."""
-        if self._next == self._cursor:
+        if self._next == self._cursor and self._marked:
             return
-        _write_cursor(self.directory, self._next)
         self._cursor = Cursor(self._next.segment, self._next.offset)
+        self._delete_delivered()
+        self._mark()
+
+    def _delete_delivered(self) -> None:
         needed = min(self._opened_in.values(), default=self._cursor.segment)
         for path in journal.segments(self.directory):
             if path.name < min(needed, self._cursor.segment):
                 path.unlink(missing_ok=True)
+
+    def _mark(self) -> None:
+        """A full disk takes no mark, and must not keep its own relief from going on: without one, all comes twice."""
+        try:
+            _write_cursor(self.directory, self._cursor)
+            self._marked = True
+        except OSError as error:
+            if self._marked:  # told once, not with every try
+                log.warning("journal: %s: cannot mark how far it is delivered: %s", self.directory.name, error)
+            self._marked = False
 
     def rewind(self) -> None:
         """Delivery failed: read again from the last mark."""

@@ -23,6 +23,7 @@ UPSTREAM_IN_FLIGHT = "fanlight_upstream_in_flight"
 JOURNAL_BYTES = "fanlight_journal_bytes"
 JOURNAL_UNSHIPPED = "fanlight_journal_unshipped_bytes"
 JOURNAL_PENDING = "fanlight_journal_unwritten_records"
+JOURNAL_DROPPED = "fanlight_journal_dropped_records"
 SNAPSHOT_AGE = "fanlight_snapshot_age_seconds"
 SNAPSHOT_VERSION = "fanlight_snapshot_version"
 BUILD_INFO = "fanlight_build_info"
@@ -43,6 +44,7 @@ METRICS = (
     JOURNAL_BYTES,
     JOURNAL_UNSHIPPED,
     JOURNAL_PENDING,
+    JOURNAL_DROPPED,
     SNAPSHOT_AGE,
     SNAPSHOT_VERSION,
     BUILD_INFO,

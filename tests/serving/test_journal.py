@@ -270,6 +270,63 @@ def test_nothing_is_written_behind_a_torn_record(root: Path, monkeypatch: pytest
     assert list(ledger.rows) == ids
 
 
+def test_a_full_disk_does_not_fill_the_memory(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = Journal(root, "test-1", 2)
+    request_id = new_id()
+    slot = writer.slots.claim(uuid.UUID(request_id).bytes)
+
+    def full(descriptor: int, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(journal, "MAX_UNWRITTEN", 5)
+    monkeypatch.setattr(os, "write", full)
+    for _ in range(20):
+        writer.settle(settled(new_id()), None)
+    writer.settle(settled(request_id), slot)
+    assert (writer.unwritten, writer.dropped) == (6, 15)
+    monkeypatch.undo()
+    writer.close()
+    ledger = Ledger()
+    shipper = Shipper(root, ledger)
+    assert shipper.run_once() == 6
+    assert request_id in ledger.rows  # what was dispatched is never dropped
+    shipper.close()
+
+
+def test_a_full_disk_is_relieved_although_it_takes_no_mark(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen: the shipper could not write its cursor to the full disk, so it deleted nothing, so the disk stayed full."""
+    monkeypatch.setattr(journal, "SEGMENT_BYTES", 1)
+    writer = Journal(root, "test-1", 8)
+    ids = [new_id() for _ in range(4)]
+    for request_id in ids:
+        writer.settle(settled(request_id), None)
+    real_write = Path.write_bytes
+
+    def full(path: Path, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    ledger = Ledger()
+    shipper = Shipper(root, ledger)
+    assert shipper.run_once() == 4
+    assert len(journal.segments(writer.directory)) == 1
+    monkeypatch.setattr(Path, "write_bytes", real_write)
+    assert shipper.run_once() == 0
+    shipper.close()
+    again = Shipper(root, ledger)
+    assert again.run_once() == 0  # the mark was made up for
+    again.close()
+    writer.close()
+    assert list(ledger.rows) == ids
+
+
+def test_the_slots_have_their_place_on_the_disk(root: Path) -> None:
+    writer = Journal(root, "test-1", 5000)
+    stat = (writer.directory / "slots").stat()
+    assert stat.st_blocks * 512 >= stat.st_size >= 5000 * 16
+    writer.close()
+
+
 VICTIM = """
 import sys, uuid
 from pathlib import Path
