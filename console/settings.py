@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets as random_secrets
 import sys
+from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from django.core.exceptions import ImproperlyConfigured
@@ -93,7 +94,7 @@ INSTALLED_APPS = [
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
     "csp.middleware.CSPMiddleware",
-    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "servestatic.middleware.ServeStaticMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.locale.LocaleMiddleware",
     "django.middleware.common.CommonMiddleware",
@@ -126,14 +127,16 @@ TEMPLATES = [
     },
 ]
 
-DATABASES = {
+DATABASES: dict[str, dict[str, Any]] = {
     "default": {
         **_database(ENV["DATABASE_URL"]),
-        "CONN_MAX_AGE": 600,
-        "CONN_HEALTH_CHECKS": True,
+        "CONN_MAX_AGE": 0,
         "ATOMIC_REQUESTS": False,
     }
 }
+if sys.argv[1:2] == ["web"]:
+    # Under ASGI every page runs in a thread of its own: without a pool each would open, or leak, a connection.
+    DATABASES["default"].setdefault("OPTIONS", {})["pool"] = {"min_size": 1, "max_size": 8, "timeout": 5}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 # Valkey databases: 0 live state and channel layer, 1 the Celery broker (its length has an alarm of its own).
@@ -197,6 +200,7 @@ SESSION_COOKIE_HTTPONLY = CSRF_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = CSRF_COOKIE_SAMESITE = "Lax"
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = _SECURE
 SESSION_COOKIE_AGE = 14 * 24 * 3600
+CSRF_FAILURE_VIEW = "console.base.views.csrf_failure"
 CSRF_TRUSTED_ORIGINS = [PUBLIC_URL] if _SECURE else []
 SECURE_CONTENT_TYPE_NOSNIFF = True
 SECURE_REFERRER_POLICY = "same-origin"
@@ -228,9 +232,9 @@ STATICFILES_DIRS = [BASE_DIR / "static"]
 STATIC_ROOT = LAYOUT.data / "static"
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
-    "staticfiles": {"BACKEND": "whitenoise.storage.CompressedManifestStaticFilesStorage"},
+    "staticfiles": {"BACKEND": "console.base.storage.StaticStorage"},
 }
-WHITENOISE_MANIFEST_STRICT = False
+SERVESTATIC_ALLOW_ALL_ORIGINS = False
 MEDIA_ROOT = ""
 
 LOGGING_CONFIG = None  # console/base/logs.py sets logging up, per process

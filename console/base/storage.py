@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from whitenoise.storage import CompressedManifestStaticFilesStorage  # type: ignore[import-untyped]
+from servestatic.storage import CompressedManifestStaticFilesStorage
 
 
-class StaticStorage(CompressedManifestStaticFilesStorage):  # type: ignore[misc]
+class StaticStorage(CompressedManifestStaticFilesStorage):
     """Else `import "./app.js"` fetched the unhashed name, and a browser could run old modules with new ones."""
 
     support_js_module_import_aggregation = True
