@@ -123,7 +123,7 @@ def serve() -> Serving:
 async def drain() -> None:
     """Take no new request on /v1 or in the playground, and let the running ones finish; who asks then is told why."""
     if _serving is not None:
-        await _serving.gateway.shutdown()
+        await _serving.gateway.drain()
 
 
 def inference() -> Inference:

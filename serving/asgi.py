@@ -63,8 +63,8 @@ class Gateway:
         self.inference = Playground(self._pipeline)
         self._tending = asyncio.create_task(self._tend())
 
-    async def shutdown(self) -> None:
-        """Take nothing new, let running requests finish for `drain_s`, cut the rest, settle all, close the journal."""
+    async def drain(self) -> None:
+        """Take nothing new, let running requests finish for `drain_s`, cut the rest. Refusals are still recorded."""
         pipeline = self._pipeline
         if pipeline is None:
             return
@@ -77,6 +77,13 @@ class Gateway:
                     "%d requests would not end; the shipper will settle them",
                     len(pipeline.in_flight),
                 )
+
+    async def shutdown(self) -> None:
+        """Drain and close the journal: call it when no request can come any more."""
+        pipeline = self._pipeline
+        if pipeline is None:
+            return
+        await self.drain()
         if self._tending is not None:
             self._tending.cancel()
         await self._pool.close()

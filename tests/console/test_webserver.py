@@ -40,7 +40,7 @@ config = uvicorn.Config(
     gateway, uds=str(root / "web.sock"), interface="asgi3", loop="uvloop", http="httptools", log_level="error",
     lifespan="on", timeout_graceful_shutdown=3,
 )
-DrainingServer(config, gateway.shutdown).run()
+DrainingServer(config, gateway.drain).run()
 """
 
 

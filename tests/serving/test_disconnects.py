@@ -215,6 +215,15 @@ async def test_stopping_lets_running_requests_finish_and_takes_no_new_ones(root:
         assert sorted(e.record.outcome for e in await stack.settled()) == ["ok", "rejected"]
 
 
+async def test_who_asks_between_the_drain_and_the_end_is_refused_and_recorded(root: Path) -> None:
+    async with running(root) as stack, connected(stack) as client:
+        await stack.gateway.drain()
+        for _ in range(2):
+            assert (await client.post(CHAT, json=chat())).json()["error"]["code"] == "server_shutting_down"
+        assert [e.record.outcome for e in await stack.settled()] == ["rejected", "rejected"]
+        await stack.gateway.shutdown()
+
+
 async def test_stopping_cuts_what_outlives_the_drain_and_settles_it(root: Path) -> None:
     async with running(root, drain_s=0.1) as stack, connected(stack) as client:
         stack.engine.script = endless
