@@ -27,6 +27,11 @@ def _secret() -> str:
     path = LAYOUT.secret_file
     try:
         if not path.exists():
+            if LAYOUT.servers_file.exists():
+                raise ImproperlyConfigured(
+                    f"Fanlight cannot start:\n{path} is missing, and every API key of this installation depends on it.\n"
+                    "Put it back from a backup. Only if there is none and every key shall be made anew, write a new one."
+                )
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, random_secrets.token_urlsafe(48))
         return path.read_text().strip()

@@ -58,6 +58,11 @@ class Layout:
         return self.data / "run"
 
     @property
+    def servers_file(self) -> Path:
+        """Where `servers` was decided; its presence says that this data folder has been in use."""
+        return self.data / "servers.json"
+
+    @property
     def state_file(self) -> Path:
         return self.run / "processes.json"
 
@@ -68,7 +73,7 @@ class Layout:
     @cached_property
     def servers(self) -> Path:
         """Folder of the embedded servers: reachable by the user they run as."""
-        recorded = self.data / "servers.json"
+        recorded = self.servers_file
         if recorded.exists():
             return Path(json.loads(recorded.read_text())["servers"])
         if os.geteuid() != 0 or reachable(self.data.parent, server_user()):
@@ -126,7 +131,7 @@ class Layout:
             if as_root:
                 os.chown(folder, user.pw_uid, user.pw_gid)
             folder.chmod(0o700)
-        recorded = self.data / "servers.json"
+        recorded = self.servers_file
         if not recorded.exists():
             write_atomically(recorded, json.dumps({"servers": str(self.servers)}))
 

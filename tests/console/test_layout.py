@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pwd
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from console.base import layout
 from console.base.layout import Layout, reachable, write_atomically
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 NOBODY = pwd.getpwnam("nobody")
 
 
@@ -63,6 +66,23 @@ def test_everything_made_is_private(tmp_path: Path) -> None:
         made.worker_sockets,
     ):
         assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_lost_secret_is_not_replaced_behind_everyones_back(tmp_path: Path) -> None:
+    used = Layout(tmp_path / "data")
+    used.create()
+    answer = subprocess.run(
+        [sys.executable, "manage.py", "version"],
+        cwd=ROOT,
+        env={"PATH": os.environ["PATH"], "FANLIGHT_DATA_DIR": str(used.data)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert answer.returncode != 0
+    assert "secret.key is missing" in answer.stderr
+    assert "Traceback" not in answer.stderr
+    assert not used.secret_file.exists()
 
 
 def test_an_interrupted_write_leaves_the_old_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
