@@ -118,10 +118,13 @@ class Generation:
         vocab = self._service.vocab_size
         if max(ids) >= vocab:
             raise RequestError(f"A token id exceeds the vocabulary of {vocab}.", "prompt")
-        outside = [id for id, _ in self.request.fields.get("logit_bias", ()) if not 0 <= id < vocab]
-        outside += [id for id in self.request.fields.get("stop_token_ids", ()) if id >= vocab]
-        if outside:
-            raise RequestError(f"Token id {outside[0]} is not in the vocabulary.", "logit_bias")
+        asked = self.request.fields
+        for name, used in (
+            ("logit_bias", [id for id, _ in asked.get("logit_bias", ())]),
+            ("stop_token_ids", asked.get("stop_token_ids", [])),
+        ):
+            if used and max(used) >= vocab:
+                raise RequestError(f"Token id {max(used)} is not in the vocabulary.", name)
 
     def _bound(self, prompt_tokens: int) -> int:
         """max_tokens, or all that fits. Raises ContextTooLong."""

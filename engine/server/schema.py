@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 MAX_CHOICES = 16
 MAX_STOPS = 4
 MAX_STOP_CHARS = 1024
+_TOKEN_ID = re.compile(r"[0-9]{1,10}")  # int() also reads "1_0", " 7", other scripts' digits
 
 Check = Callable[[Any], Any]
 
@@ -203,6 +205,8 @@ def _prompt(value: Any) -> str | list[int]:
 def _logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
     if not isinstance(value, dict) or len(value) > 1024:
         raise ValueError("an object of at most 1,024 token ids is expected.")
+    if not all(_TOKEN_ID.fullmatch(id) for id in value):
+        raise ValueError("its names must be token ids.")
     in_range = _number(-100, 100)
     return tuple((int(id), in_range(bias)) for id, bias in value.items())
 

@@ -165,6 +165,9 @@ def test_errors_arrive_as_their_sdk_classes(served: Served) -> None:
     with pytest.raises(openai.BadRequestError) as bias:
         chat(served, logit_bias={"999999": 1})
     assert bias.value.param == "logit_bias"
+    with pytest.raises(openai.BadRequestError) as stop:
+        chat(served, extra_body={"stop_token_ids": [999999]})
+    assert stop.value.param == "stop_token_ids"
     with pytest.raises(openai.BadRequestError) as empty:
         served.api.completions.create(model=NAME, prompt="", max_tokens=1)
     assert empty.value.param == "prompt"
