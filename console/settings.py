@@ -29,8 +29,8 @@ def _secret() -> str:
         if not path.exists():
             if LAYOUT.servers_file.exists():
                 raise ImproperlyConfigured(
-                    f"Fanlight cannot start:\n{path} is missing, and every API key of this installation depends on it.\n"
-                    "Put it back from a backup. Only if there is none and every key shall be made anew, write a new one."
+                    f"Fanlight cannot start:\n{path} is missing, and every API key depends on it.\n"
+                    "Put it back from a backup. If there is none, write a new one: every key must then be made anew."
                 )
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, random_secrets.token_urlsafe(48))

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+
 import pytest
 
 from console import environment
 from console.base.management.commands import settings_table
+from console.environment import ROOT
+from console.version import version
 
 
 def test_defaults_load_from_an_empty_environment() -> None:
@@ -53,3 +59,10 @@ def test_every_setting_is_in_the_generated_document() -> None:
     text = settings_table.render()
     assert all(f"`{setting.variable}`" in text for setting in environment.SETTINGS)
     assert settings_table.DOCUMENT.read_text() == text
+
+
+def test_version_is_fanlights_and_not_djangos() -> None:
+    answer = subprocess.run(
+        [sys.executable, "manage.py", "version", "--json"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert json.loads(answer.stdout)["fanlight"] == version()

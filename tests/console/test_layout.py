@@ -72,7 +72,7 @@ def test_a_lost_secret_is_not_replaced_behind_everyones_back(tmp_path: Path) -> 
     used = Layout(tmp_path / "data")
     used.create()
     answer = subprocess.run(
-        [sys.executable, "manage.py", "version"],
+        [sys.executable, "manage.py", "check"],
         cwd=ROOT,
         env={"PATH": os.environ["PATH"], "FANLIGHT_DATA_DIR": str(used.data)},
         capture_output=True,
