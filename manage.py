@@ -24,5 +24,7 @@ if __name__ == "__main__":
 
     try:
         main()
+    except BrokenPipeError:  # `manage.py transitions | head`: nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except ImproperlyConfigured as error:  # a setting; the message says which, a traceback would hide it
         sys.exit(str(error))

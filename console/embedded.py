@@ -66,6 +66,7 @@ def prepare_postgres(layout: Layout, say: Callable[[str], None]) -> ServerComman
         "log_timezone": "UTC",
         "lc_messages": "C",
         "log_min_messages": "warning",
+        "log_min_error_statement": "panic",  # a failing statement's values do not belong in a log
         "logging_collector": "off",
         "cluster_name": "fanlight",
     }

@@ -173,7 +173,12 @@ class UpstreamFailed(GatewayError):
 
 
 class TransportFault(UpstreamFailed):
+    """The way to the worker broke. A replacement is seconds away, so the client is told when to come back."""
+
     code = "engine_unreachable"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, retry_after=5)
 
 
 class ShuttingDown(UpstreamFailed):

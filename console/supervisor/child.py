@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import threading
@@ -11,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from engine.launchers import process
 
@@ -165,14 +166,14 @@ class RotatingFile:
     def __init__(self, path: Path, limit_bytes: int) -> None:
         self._path = path
         self._limit = limit_bytes // 2
-        self._file = path.open("a", encoding="utf-8")
+        self._file = _private(path)
 
     def write(self, line: str) -> None:
         """Append a line. A full disk loses log lines, never the process."""
         try:
             if self._file.tell() > self._limit:
                 self._path.replace(self._path.with_name(self._path.name + ".1"))
-                fresh = self._path.open("a", encoding="utf-8")  # only then let go of the old one
+                fresh = _private(self._path)  # only then let go of the old one
                 self._file.close()
                 self._file = fresh
             self._file.write(line)
@@ -191,6 +192,11 @@ class RotatingFile:
         """Write nothing any more."""
         with contextlib.suppress(OSError):  # what a full disk kept from being written
             self._file.close()
+
+
+def _private(path: Path) -> TextIO:
+    """A file to append to that only its owner can read: logs name tenants and addresses."""
+    return path.open("a", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
 def readable(line: str) -> str:
