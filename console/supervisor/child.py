@@ -196,7 +196,7 @@ class RotatingFile:
 
 def _private(path: Path) -> TextIO:
     """A file to append to that only its owner can read: logs name tenants and addresses."""
-    return path.open("a", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600))
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a", encoding="utf-8")
 
 
 def readable(line: str) -> str:
