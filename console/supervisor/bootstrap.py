@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
-import string
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +18,7 @@ from console import embedded
 from console.audit.actions import Actor, record
 from console.base.layout import Layout, write_atomically
 from console.base.models import User
+from console.base.passwords import one_time_password
 from console.catalog import sources
 from console.catalog.actions import register_fetched
 from console.fleet.actions import deploy
@@ -90,8 +89,7 @@ def first_credentials(layout: Layout) -> dict[str, str]:
             return {}
         kept: dict[str, str] = json.loads(layout.credentials_file.read_text())
         return kept if not kept.get("shown") else {}
-    alphabet = string.ascii_letters + string.digits
-    password = "-".join("".join(secrets.choice(alphabet) for _ in range(5)) for _ in range(4))
+    password = one_time_password()
     with transaction.atomic():
         admin = User.objects.create_superuser("admin", password=password, must_change_password=True)
         record(ACTOR, "user.create", admin, role="admin")
