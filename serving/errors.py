@@ -12,7 +12,8 @@ GatewayError
 ├── Unavailable           503  cannot be served right now; always with Retry-After
 ├── EngineRefused         4xx  the engine's own answer, passed on
 ├── UpstreamFailed        502  the engine or the way to it failed
-│   └── TransportFault         … before it could say why
+│   ├── TransportFault         … before it could say why
+│   └── ShuttingDown      503  the gateway's own stop cut it
 ├── DeadlineExceeded      504  a deadline of the route cut it
 ├── SlowReader            500  the client does not read (never seen by it)
 ├── ClientLeft            499  nobody is there to be told
@@ -60,11 +61,6 @@ class GatewayError(Exception):
         self.headers = list(headers)
         if retry_after is not None:
             self.headers.append((b"retry-after", b"%d" % min(max(retry_after, 1), 60)))
-
-    @property
-    def close_code(self) -> int:
-        """The WebSocket close code for callers on a socket: 4000 + HTTP status."""
-        return 4000 + self.status
 
     def envelope(self) -> bytes:
         """OpenAI's error body."""

@@ -20,6 +20,9 @@ def test_every_metric_and_setting_of_the_runbook_exists() -> None:
     assert set(re.findall(r"\bfanlight_[a-z_]+", OPERATIONS)) <= known
     assert set(re.findall(r"\bFANLIGHT_[A-Z_]+", OPERATIONS)) <= {setting.variable for setting in SETTINGS}
     assert f"`journal/{REFUSED}`" in OPERATIONS
+    codes = set(re.findall(r"503 `([a-z_]+)`", OPERATIONS))
+    assert codes
+    assert codes <= set(re.findall(r"`([a-z_]+)`", (ROOT / "docs" / "gateway.md").read_text()))
 
 
 def test_the_waits_of_the_runbook_are_the_real_ones() -> None:
