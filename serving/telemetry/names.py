@@ -1,4 +1,4 @@
-"""Every name that leaves the gateway as telemetry: headers, metrics, GenAI attributes. Change them here only."""
+"""Every name that leaves the gateway as telemetry: headers and metrics. Change them here only."""
 
 from __future__ import annotations
 
@@ -49,13 +49,3 @@ METRICS = (
     SNAPSHOT_VERSION,
     BUILD_INFO,
 )
-
-# OpenTelemetry GenAI semantic conventions, pinned at 0.66b2 (status: Development)
-OPERATION = {"chat": "chat", "completions": "text_completion"}
-GEN_AI_OPERATION = "gen_ai.operation.name"
-GEN_AI_REQUEST_MODEL = "gen_ai.request.model"
-GEN_AI_RESPONSE_ID = "gen_ai.response.id"
-GEN_AI_FINISH_REASONS = "gen_ai.response.finish_reasons"
-GEN_AI_INPUT_TOKENS = "gen_ai.usage.input_tokens"
-GEN_AI_OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
-GEN_AI_CACHED_TOKENS = "gen_ai.usage.cache_read.input_tokens"
