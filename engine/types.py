@@ -33,7 +33,6 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
-    DEADLINE = "deadline"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,6 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     seed: int = 0
     min_tokens: int = 0
-    ignore_eos: bool = False
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
     logit_bias: tuple[tuple[int, float], ...] = ()

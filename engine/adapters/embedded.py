@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from engine.adapters.base import AdapterError, WorkerSpec
+from engine.config import DTYPES, FAULT_PHASES
 
 # Parameter of a deployment -> (option, lowest, highest). Nothing else reaches the command line.
 _NUMBERS: dict[str, tuple[str, int, int]] = {
@@ -15,7 +16,6 @@ _NUMBERS: dict[str, tuple[str, int, int]] = {
     "max_model_len": ("--max-model-len", 64, 1 << 20),
     "max_queued": ("--max-queued", 1, 65536),
 }
-FAULT_PHASES = ("tokenize", "engine_queue", "prefill", "decode", "hang")
 
 
 def command(spec: WorkerSpec) -> list[str]:
@@ -53,7 +53,7 @@ def environment(threads: int) -> dict[str, str]:
 def _option(name: str, value: object) -> list[str]:
     if name == "prefix_cache" and isinstance(value, bool):
         return [] if value else ["--no-prefix-cache"]
-    if name == "dtype" and value in {"bf16", "fp32"}:
+    if name == "dtype" and value in DTYPES:
         return ["--dtype", str(value)]
     if name not in _NUMBERS:
         raise AdapterError(f"{name} is not a parameter of the embedded engine, or its value cannot be used.")

@@ -34,15 +34,6 @@ class ModelConfig:
         """Query heads per key/value head."""
         return self.num_heads // self.num_kv_heads
 
-    @property
-    def qkv_size(self) -> int:
-        """Rows of the fused query, key and value projection."""
-        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
-
-    def kv_bytes_per_token(self, item_size: int) -> int:
-        """Bytes of keys and values one token takes over all layers."""
-        return self.num_layers * 2 * self.num_kv_heads * self.head_dim * item_size
-
     def inverse_frequencies(self) -> list[float]:
         """Rotary frequency of each of the head_dim / 2 pairs, scaling applied."""
         half = self.head_dim // 2

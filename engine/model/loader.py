@@ -57,7 +57,6 @@ _HF_NAMES = {
     "up": "mlp.up_proj.weight",
     "down": "mlp.down_proj.weight",
 }
-_GLOBAL = {"embed", "norm", "head"}
 
 
 class Source(Protocol):

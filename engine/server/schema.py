@@ -89,7 +89,6 @@ class CompletionRequest:
             frequency_penalty=get("frequency_penalty", 0.0),
             seed=secrets.randbits(63) if seed is None else seed + index,
             min_tokens=get("min_tokens", 0),
-            ignore_eos=get("ignore_eos", False),
             stop=get("stop", ()),
             stop_token_ids=own_ids if get("ignore_eos") else own_ids | end_ids,
             logit_bias=get("logit_bias", ()),
