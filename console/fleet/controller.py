@@ -29,8 +29,7 @@ from console.fleet.lease import Lease
 from console.fleet.models import Deployment, Replica
 from engine.adapters import embedded
 from engine.adapters.base import AdapterError, WorkerSpec
-from engine.launchers.base import Launch, WorkerView
-from engine.launchers.local import LocalLauncher
+from engine.launchers.base import Launch, Launcher, WorkerView
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +40,7 @@ State = Replica.State
 class Controller:
     """Reconciles every deployment of this installation until told to stop."""
 
-    def __init__(self, launcher: LocalLauncher) -> None:
+    def __init__(self, launcher: Launcher) -> None:
         self.launcher = launcher
         self.lease = Lease(f"{socket.gethostname()}:{os.getpid()}")
         self._epoch = 0  # under which all of the following was learnt
@@ -201,7 +200,7 @@ class Controller:
         if replica.pid != view.pid and view.alive:
             replica.pid, replica.pid_started_at = view.pid, float(view.pid_ticks)
             replica.save(update_fields=["pid", "pid_started_at"])
-        tail = "" if view.alive else _last_line(self.launcher.folder(str(replica.id)) / "worker.log")
+        tail = "" if view.alive else _last_line(self.launcher.log_file(str(replica.id)))
         return reconcile.Seen(
             present=True,
             alive=view.alive,

@@ -35,12 +35,32 @@ class WorkerView:
 
 
 class Launcher(Protocol):
-    """Starts workers that outlive the controller."""
+    """Starts workers that outlive the controller, one a replica, and ends them."""
 
-    def launch(self, launch: Launch) -> None: ...
+    def launch(self, launch: Launch) -> None:
+        """Start a worker; any of an earlier epoch must have ended. Raises OSError."""
+        ...
 
-    def observe(self, replica_id: str) -> WorkerView | None: ...
+    def observe(self, replica_id: str) -> WorkerView | None:
+        """The newest worker of the replica; None when none was ever started."""
+        ...
 
-    def end(self, replica_id: str, grace_s: float) -> None: ...
+    def end(self, replica_id: str, grace_s: float) -> None:
+        """Have it drain for up to `grace_s` seconds; returns when it is gone."""
+        ...
 
-    def kill(self, replica_id: str) -> None: ...
+    def kill(self, replica_id: str) -> None:
+        """End it at once, whatever it is doing."""
+        ...
+
+    def known(self) -> list[str]:
+        """Ids of replicas that have, or had, a worker."""
+        ...
+
+    def ready_file(self, replica_id: str) -> Path:
+        """Where the worker must say that it is ready."""
+        ...
+
+    def log_file(self, replica_id: str) -> Path:
+        """The worker's output."""
+        ...

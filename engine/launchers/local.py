@@ -32,6 +32,10 @@ class LocalLauncher:
         """Where the worker says that it is ready."""
         return self.folder(replica_id) / "ready.json"
 
+    def log_file(self, replica_id: str) -> Path:
+        """What the worker wrote; of bounded size, the part before it in worker.log.1."""
+        return self.folder(replica_id) / "worker.log"
+
     def launch(self, launch: Launch) -> None:
         """Start a worker under a shim in a session of its own. Any worker of an earlier epoch must have ended."""
         folder = self.folder(launch.replica_id)
