@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -12,7 +13,10 @@ from django.utils import timezone, translation
 from console.base.middleware import zone_of
 from console.base.sockets import off_loop
 from console.dashboards import overview
+from console.errors import first_line
 from console.telemetry.scope import Scope
+
+log = logging.getLogger(__name__)
 
 STALE = '{"type":"stale"}'
 _PATIENCE_S = 8.0  # then watchers are told that the numbers are old; the query itself is bounded by the server
@@ -50,6 +54,7 @@ class Feed:
         self.scope, self.key = scope, key
         self.watchers: set[Watcher] = set()
         self.task: asyncio.Task[None] | None = None
+        self._trouble = ""
 
     async def run(self) -> None:
         while self.watchers:
@@ -60,14 +65,24 @@ class Feed:
                 if done:
                     break
                 self._tell_all(STALE)
-            if work.exception() is None:
+            error = work.exception()
+            if error is None:
+                self._trouble = ""
                 ready = work.result()
                 for watcher in self.watchers:
                     if watcher.view in ready:
                         watcher.put(ready[watcher.view])
             else:
+                self._note(error)
                 self._tell_all(STALE)
             await asyncio.sleep(overview.kept.pause((self.scope, self.key)))
+
+    def _note(self, error: BaseException) -> None:
+        """Log a trouble once, not each time that it is met again."""
+        trouble = first_line(error)
+        if trouble != self._trouble:
+            log.warning("overview: numbers of %s could not be made: %s", self.key, trouble, exc_info=error)
+        self._trouble = trouble
 
     def _tell_all(self, message: str) -> None:
         for watcher in self.watchers:

@@ -220,6 +220,24 @@ async def test_a_hanging_query_holds_up_nobody_else(shared_world: World, monkeyp
         await ws.disconnect()
 
 
+async def test_numbers_that_cannot_be_made_are_told_and_logged_once(
+    shared_world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_args: Any) -> overview.Snapshot:
+        raise ValueError("no numbers today")
+
+    monkeypatch.setattr(overview, "take", broken)
+    monkeypatch.setattr(overview.kept, "_floor_s", 0.01)
+    ws = socket("/ws/overview/", await off_loop(cookie_of, shared_world.owner))
+    await ws.connect()
+    for _ in range(3):
+        assert json.loads(await ws.receive_from(timeout=5)) == {"type": "stale"}
+    await ws.disconnect()
+    assert [r.message for r in caplog.records if "no numbers today" in r.message] == [
+        "overview: numbers of 1h could not be made: no numbers today"
+    ]
+
+
 # ---- playground --------------------------------------------------------------------------------------------------
 
 
