@@ -67,6 +67,11 @@ class Layout:
         return self.run / "processes.json"
 
     @property
+    def guardian_file(self) -> Path:
+        """Names the supervisor's process; shims end their worker once that is gone for good."""
+        return self.run / "guardian.json"
+
+    @property
     def workers(self) -> Path:
         return self.data / "workers"
 

@@ -237,7 +237,7 @@ class Supervisor:
     def _write_guardian(self) -> None:
         """Shims end their worker when the process named here is gone for a minute."""
         ticks = process.start_ticks(os.getpid())
-        write_atomically(self.layout.run / "guardian.json", json.dumps({"pid": os.getpid(), "pid_ticks": ticks}))
+        write_atomically(self.layout.guardian_file, json.dumps({"pid": os.getpid(), "pid_ticks": ticks}))
 
     def _write_state(self) -> None:
         facts: dict[str, Any] = {
@@ -259,7 +259,7 @@ class Supervisor:
 
     def _forget(self) -> None:
         self.layout.state_file.unlink(missing_ok=True)
-        (self.layout.run / "guardian.json").unlink(missing_ok=True)
+        self.layout.guardian_file.unlink(missing_ok=True)
 
 
 def _replicas() -> list[Replica]:

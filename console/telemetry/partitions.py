@@ -16,17 +16,12 @@ def ensure(days_back: int = 1, today: date | None = None) -> None:
     """Make the partitions from `days_back` days ago to a week ahead that do not exist yet."""
     today = today or datetime.now(UTC).date()
     days = [today + timedelta(days=offset) for offset in range(-days_back, AHEAD_DAYS + 1)]
-    with connection.cursor() as cursor:
-        for table in TABLES:
-            for day in days:
-                cursor.execute(
-                    f"CREATE TABLE IF NOT EXISTS {_name(table, day)} PARTITION OF {table}"
-                    f" FOR VALUES FROM ('{day}') TO ('{day + timedelta(days=1)}')"
-                )
+    for day in days:
+        ensure_for(day)
 
 
 def ensure_for(day: date) -> None:
-    """Make the partitions of one day, for a record that arrives late."""
+    """Make the partitions of one day where they are missing; by itself for a record that arrives late."""
     with connection.cursor() as cursor:
         for table in TABLES:
             cursor.execute(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 from typing import Any
 
 from django.conf import settings
 from django.core.management.base import BaseCommand
 
 from console.base import logs
+from console.base.stopping import asked_to_stop
 from console.telemetry.sink import DatabaseSink
 from serving.shipper import Shipper
 
@@ -20,7 +19,5 @@ class Command(BaseCommand):
 
     def handle(self, *_args: Any, **_options: Any) -> None:
         logs.configure(settings.ENV["LOG_LEVEL"])
-        stop = threading.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda _number, _frame: stop.set())
+        stop = asked_to_stop()
         Shipper(settings.LAYOUT.journal, DatabaseSink()).run(stop)
