@@ -24,7 +24,6 @@ Scope = MutableMapping[str, Any]
 App = Callable[..., Awaitable[None]]
 
 SIGNED_OUT = 4401
-NOT_ALLOWED = 4403
 
 # asgiref's shared thread serves every other hop of Channels; a query that hangs here must not hold it.
 _THREADS = ThreadPoolExecutor(max_workers=4, thread_name_prefix="socket-db")

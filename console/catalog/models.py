@@ -12,7 +12,10 @@ class Model(models.Model):
     """A Model: weights + tokenizer. Its facts are read from the files, never typed in."""
 
     class State(models.TextChoices):
-        """registered → fetching → ready; fetching → failed; registered → refused. Only `move_to` changes it."""
+        """registered → fetching → ready; fetching → failed; registered → refused.
+
+        So far a model is recorded only once it was fetched and checked, as ready (`actions.register_fetched`).
+        """
 
         REGISTERED = "registered", _("Registered")
         FETCHING = "fetching", _("Fetching")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -61,7 +61,6 @@ class Snapshot:
     routes: list[tuple[str, int]]  # public name, ready replicas behind it
     transitions: list[Transition]
     window: windows.Window
-    recent_failures: queries.Slice = field(default_factory=lambda: queries.Slice(None))
 
     @property
     def kv_usage(self) -> float | None:

@@ -79,11 +79,11 @@ class Replica(models.Model):
 
 
 class Transition(models.Model):
-    """One change of state of a replica, deployment or model, with its reason. Append-only."""
+    """One change of state of a replica, with its reason; `subject_type` leaves room for others. Append-only."""
 
     id = models.UUIDField(primary_key=True, default=uuid7.uuid7, editable=False)
     at = models.DateTimeField(auto_now_add=True)
-    subject_type = models.CharField(max_length=16)  # replica, deployment, model
+    subject_type = models.CharField(max_length=16)  # "replica"
     subject_id = models.UUIDField()
     subject_label = models.CharField(max_length=120)
     old = models.CharField(max_length=16)

@@ -450,21 +450,6 @@ def rank(scope: Scope, row: RequestRecord, cap: int = 10_000) -> Rank:
     )
 
 
-def count(scope: Scope, window: Window, conditions: Sequence[Condition]) -> int:
-    """How many requests match, at most CAP."""
-    clause = where(scope, window, conditions)
-    rows = _fetch(
-        f"SELECT count(*) FROM (SELECT 1 FROM {_TABLE} WHERE {clause.sql} LIMIT {CAP}) n",
-        clause.params,
-    )
-    return int(rows[0][0])
-
-
-def without(conditions: Sequence[Condition], field: str) -> tuple[Condition, ...]:
-    """The conditions on other fields."""
-    return tuple(condition for condition in conditions if condition.field != field)
-
-
 def resolved(condition: Condition, ids: Sequence[uuid.UUID]) -> Condition:
     """The condition on a name, with the ids that bear it. No id: it matches nothing."""
     return replace(condition, values=tuple(str(i) for i in ids))

@@ -17,9 +17,6 @@ class Scope:
 
     tenant_ids: tuple[uuid.UUID, ...] | None
 
-    def __contains__(self, tenant_id: uuid.UUID | None) -> bool:
-        return self.tenant_ids is None or tenant_id in self.tenant_ids
-
 
 def scope_of(user: User | AnonymousUser) -> Scope:
     """Admins read everything, others their tenants, strangers nothing."""
