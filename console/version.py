@@ -1,4 +1,4 @@
-"""The version of this checkout: pyproject.toml has it, and nothing else repeats it."""
+"""The version of this checkout, as pyproject.toml has it. The engine knows nobody and repeats it; a test compares."""
 
 from __future__ import annotations
 
