@@ -53,3 +53,18 @@ def test_documents_name_files_and_commands_that_exist(name: str) -> None:
 
 def test_architecture_is_short() -> None:
     assert len((ROOT / "ARCHITECTURE.md").read_text().splitlines()) < 200
+
+
+def test_every_dependency_has_its_reason() -> None:
+    text = (ROOT / "docs" / "decisions" / "0004-dependencies.md").read_text()
+    names = {re.split(r"[<>=\[;]", line)[0] for line in PROJECT["project"]["dependencies"]}
+    told = set(re.findall(r"[a-z][\w-]+", text))
+    assert {name for name in names if not name.startswith("opentelemetry-")} <= told
+    assert {path.name.split("-")[0] for path in (ROOT / "static" / "vendor").iterdir()} <= told
+
+
+def test_decisions_are_numbered_without_a_hole() -> None:
+    files = sorted(path.name for path in (ROOT / "docs" / "decisions").iterdir())
+    assert [name[:5] for name in files] == [f"{n:04d}-" for n in range(1, len(files) + 1)]
+    for name in files:
+        assert (ROOT / "docs" / "decisions" / name).read_text().startswith(f"# {name[:4]} ")
