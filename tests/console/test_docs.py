@@ -5,9 +5,15 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import msgspec
+
+from console.bounded_http import HEAD_TIMEOUT_S, MAX_HEAD_BYTES
 from console.environment import SETTINGS
 from console.fleet.reconcile import BACKOFF_S
+from console.supervisor.bootstrap import KEPT_BACKUPS
 from console.supervisor.child import _BACKOFF_S
+from serving.journal import MAX_UNWRITTEN
+from serving.port import GatewaySettings
 from serving.shipper import REFUSED
 from serving.telemetry import names
 
@@ -32,6 +38,15 @@ def test_the_waits_of_the_runbook_are_the_real_ones() -> None:
 
     assert listed(BACKOFF_S) in OPERATIONS
     assert listed(_BACKOFF_S) in OPERATIONS
+
+
+def test_the_bounds_of_the_runbook_are_the_real_ones() -> None:
+    defaults = {field.name: field.default for field in msgspec.structs.fields(GatewaySettings)}
+    assert f"| {defaults['max_in_flight']} per gateway |" in OPERATIONS
+    assert f"| {defaults['unsent_bytes_limit'] // 1_000_000} MB |" in OPERATIONS
+    assert f"{MAX_HEAD_BYTES // 1024} KiB, {HEAD_TIMEOUT_S:g} s for a head" in OPERATIONS
+    assert f"| {MAX_UNWRITTEN:,} records of refused requests" in OPERATIONS
+    assert f"the newest {('zero', 'one', 'two', 'three', 'four', 'five')[KEPT_BACKUPS]}" in OPERATIONS
 
 
 def test_every_setting_is_read_somewhere() -> None:
