@@ -124,6 +124,9 @@ class TooLarge(GatewayError):
     type = "invalid_request_error"
     code = "request_too_large"
 
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(f"The body is larger than {limit_bytes} bytes.")
+
 
 class UnsupportedMedia(GatewayError):
     status = 415

@@ -56,7 +56,7 @@ class Exchange:
             raise UnsupportedMedia("Send the body as application/json.")
         declared = self.header(b"content-length") or ""
         if declared.isdecimal() and int(declared) > limit:
-            raise _too_large(limit)
+            raise TooLarge(limit)
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):
                 return await self._read(limit)
@@ -99,7 +99,7 @@ class Exchange:
                 raise ClientLeft
             body += message.get("body", b"")
             if len(body) > limit:
-                raise _too_large(limit)
+                raise TooLarge(limit)
             if not message.get("more_body"):
                 return bytes(body)
 
@@ -111,10 +111,6 @@ class Exchange:
             (b"openai-processing-ms", b"%d" % took_ms),
             (b"openai-version", names.OPENAI_VERSION),
         ]
-
-
-def _too_large(limit: int) -> TooLarge:
-    return TooLarge(f"The body is larger than {limit} bytes.")
 
 
 def _printable(value: str) -> str:

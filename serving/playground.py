@@ -12,10 +12,10 @@ import msgspec
 from serving.answer import Answer
 from serving.dialect import Dialect
 from serving.endpoints.chat import CHAT
-from serving.errors import ClientLeft, GatewayError, SlowReader
+from serving.errors import ClientLeft, GatewayError, SlowReader, TooLarge
 from serving.metering import Billed
 from serving.pipeline import Pipeline
-from serving.port import Delta, Principal
+from serving.port import Delta, GatewaySettings, Principal
 from serving.request import Arrival, Request
 from serving.stream import Piece
 from serving.telemetry import tracing
@@ -34,7 +34,7 @@ class Playground:
         snapshot = self._pipeline.configuration.peek()
         request = Request(arrival, principal, CHAT.name, snapshot)
         request.stamps.authenticated = time.monotonic_ns()
-        caller = InsideCaller(request, body, self._pipeline.settings.unsent_bytes_limit)
+        caller = InsideCaller(request, body, self._pipeline.settings)
         task = asyncio.create_task(self._pipeline.serve(request, caller))
         task.add_done_callback(lambda _: caller.end())
         try:
@@ -50,10 +50,11 @@ class InsideCaller:
 
     dialect: Dialect = CHAT
 
-    def __init__(self, request: Request, body: Mapping[str, Any], unsent_limit: int) -> None:
+    def __init__(self, request: Request, body: Mapping[str, Any], settings: GatewaySettings) -> None:
         self._request = request
         self._body = body
-        self._limit = unsent_limit
+        self._limit = settings.unsent_bytes_limit
+        self._body_limit = settings.max_body_bytes
         self._unsent = 0
         self._deltas: asyncio.Queue[Delta | None] = asyncio.Queue()
 
@@ -69,7 +70,10 @@ class InsideCaller:
     # Caller
 
     async def body(self) -> bytes:
-        return msgspec.json.encode({**self._body, "stream": True})
+        body = msgspec.json.encode({**self._body, "stream": True})
+        if len(body) > self._body_limit:
+            raise TooLarge(self._body_limit)
+        return body
 
     def answer(self, request: Request) -> Answer:
         self._deltas.put_nowait(self._delta("started"))

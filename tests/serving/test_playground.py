@@ -34,7 +34,9 @@ async def test_its_errors_are_deltas_with_code_and_status(stack: Stack) -> None:
     assert (error.kind, error.status, error.code) == ("error", 400, "invalid_value")
     (error,) = await everything(stack, cache_salt="mine")
     assert error.code == "forbidden_parameter"
-    assert len(await stack.settled()) == 2
+    (error,) = await everything(stack, messages=[{"role": "user", "content": "x" * (4 * 1024 * 1024)}])
+    assert (error.status, error.code) == (413, "request_too_large")
+    assert len(await stack.settled()) == 3
 
 
 async def test_a_stale_configuration_stops_it_too(stack: Stack) -> None:

@@ -17,6 +17,7 @@ from console.webserver import DrainingServer
 # A page being rendered holds the interpreter; a stream's next token should not wait a whole default interval for it.
 SWITCH_INTERVAL_S = 0.0005
 PAGES_DRAIN_S = 3  # for pages; requests on /v1 have been drained before, for FANLIGHT_DRAIN_SECONDS
+SOCKET_EXTRA_BYTES = 64 * 1024  # what stands around the body in a message of the playground
 
 
 class Command(BaseCommand):
@@ -34,6 +35,7 @@ class Command(BaseCommand):
             loop="uvloop",
             http=BoundedHttp,
             ws="websockets-sansio",
+            ws_max_size=env["MAX_BODY_BYTES"] + SOCKET_EXTRA_BYTES,
             lifespan="on",
             log_config=None,
             access_log=False,
