@@ -25,6 +25,12 @@ def test_one_version_everywhere() -> None:
     assert engine.__version__ == releases[0] == version()
 
 
+def test_the_changelog_names_every_command() -> None:
+    ours = {name for name, app in get_commands().items() if app == "console.base"}
+    named = set(re.findall(r"`([a-z_]+)`", (ROOT / "CHANGELOG.md").read_text()))
+    assert ours <= named
+
+
 def test_the_console_may_import_no_other_module_of_serving() -> None:
     """The contract lists what is forbidden, so a new module must be put there."""
     contracts = PROJECT["tool"]["importlinter"]["contracts"]
