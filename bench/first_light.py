@@ -321,31 +321,27 @@ def same_request_id(stack: Stack) -> Bar:
     return Bar("same_request_id", f"{len(records)} records", "billed twice", ok, {})
 
 
+async def _killing(
+    stack: Stack, key: str, pid: int, prompts: list[str], *, max_tokens: int, after_s: float
+) -> list[clients.Answer]:
+    """Stream these at once, kill the process under them with signal 9, and say what each client saw."""
+    async with clients.session() as session:
+        asked = [
+            clients.stream(session, stack.url, key, prompt, model=MODEL, max_tokens=max_tokens, ignore_eos=True)
+            for prompt in prompts
+        ]
+        tasks = [asyncio.create_task(each) for each in asked]
+        await asyncio.sleep(after_s)
+        os.kill(pid, signal.SIGKILL)
+        return await asyncio.gather(*tasks)
+
+
 def worker_killed(stack: Stack) -> Bar:
     key = stack.key()
     pid = stack.pid("worker")
 
-    async def ask() -> list[clients.Answer]:
-        async with clients.session() as session:
-            tasks = [
-                asyncio.create_task(
-                    clients.stream(
-                        session,
-                        stack.url,
-                        key,
-                        prose(20, 4000 + i),
-                        model=MODEL,
-                        max_tokens=400,
-                        ignore_eos=True,
-                    )
-                )
-                for i in range(8)
-            ]
-            await asyncio.sleep(2.0)
-            os.kill(pid, signal.SIGKILL)
-            return await asyncio.gather(*tasks)
-
-    answers = asyncio.run(ask())
+    prompts = [prose(20, 4000 + i) for i in range(8)]
+    answers = asyncio.run(_killing(stack, key, pid, prompts, max_tokens=400, after_s=2.0))
     killed = time.monotonic()
 
     async def again() -> clients.Answer:
@@ -373,27 +369,8 @@ def web_killed(stack: Stack) -> Bar:
     key, since = stack.key(), now()
     pid = stack.pid("web")
 
-    async def ask() -> list[clients.Answer]:
-        async with clients.session() as session:
-            tasks = [
-                asyncio.create_task(
-                    clients.stream(
-                        session,
-                        stack.url,
-                        key,
-                        prose(25, 5000 + i),
-                        model=MODEL,
-                        max_tokens=300,
-                        ignore_eos=True,
-                    )
-                )
-                for i in range(24)
-            ]
-            await asyncio.sleep(4.0)
-            os.kill(pid, signal.SIGKILL)
-            return await asyncio.gather(*tasks)
-
-    answers = asyncio.run(ask())
+    prompts = [prose(25, 5000 + i) for i in range(24)]
+    answers = asyncio.run(_killing(stack, key, pid, prompts, max_tokens=300, after_s=4.0))
     started = time.monotonic()
     eventually(lambda: stack.pid("web") not in {0, pid}, 30, Exception)
     known = [answer for answer in answers if answer.request_id]

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from serving.port import PHASES
 from serving.telemetry.timeline import Anchor, EngineReport, FailedAttempt, Stamps, build, union
+from tests.serving.fakes import ORDINARY_PHASES
 
 BOOT = "this-machine"
 ANCHOR = Anchor(wall_ns=1_800_000_000_000_000_000, mono_ns=1_000_000)
@@ -47,19 +48,7 @@ def test_an_ordinary_request_is_covered_without_a_gap(steps: list[int]) -> None:
     line = build(stamps, report, anchor=ANCHOR, boot=BOOT)
     assert line.clock == "shared"
     assert line.unattributed == 0
-    assert [p.name for p in line.phases] == [
-        "auth",
-        "receive",
-        "admission",
-        "routing",
-        "connect",
-        "tokenize",
-        "engine_queue",
-        "prefill",
-        "decode",
-        "deliver",
-        "settle",
-    ]
+    assert [p.name for p in line.phases] == ORDINARY_PHASES
     assert sum(p.end - p.start for p in line.phases) == stamps.settled - stamps.received
 
 

@@ -405,6 +405,28 @@ class Stack:
         return entry
 
 
+async def endless(call: EngineCall) -> None:
+    """A script that goes on until the gateway hangs up."""
+    await call.head()
+    while not call.closed.is_set():
+        await call.token("w")
+        await asyncio.sleep(0.002)
+
+
+async def breaks(call: EngineCall) -> None:
+    """A script that dies after one word."""
+    await call.head()
+    await call.token("some")
+    await asyncio.sleep(0.05)  # a reader that has not read yet must find the word before the reset
+    call.die()
+
+
+ORDINARY_PHASES = [
+    "auth", "receive", "admission", "routing", "connect", "tokenize", "engine_queue", "prefill", "decode", "deliver",
+    "settle",
+]  # fmt: skip
+
+
 @contextlib.asynccontextmanager
 async def running(
     root: Path,

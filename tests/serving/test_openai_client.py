@@ -14,8 +14,9 @@ from tests.serving.fakes import (
     MODEL,
     PROMPT_TOKENS,
     WORDS,
-    EngineCall,
     Stack,
+    breaks,
+    endless,
     running,
 )
 
@@ -69,12 +70,6 @@ async def test_errors_become_the_clients_own_classes(stack: Stack) -> None:
 
 
 async def test_a_fault_in_a_stream_is_raised_after_the_text(stack: Stack) -> None:
-    async def breaks(call: EngineCall) -> None:
-        await call.head()
-        await call.token("some")
-        await asyncio.sleep(0.05)
-        call.die()
-
     stack.engine.script = breaks
     received = ""
     async with openai.AsyncOpenAI(base_url=f"{stack.url}/v1", api_key=KEY, max_retries=2) as client:
@@ -85,12 +80,6 @@ async def test_a_fault_in_a_stream_is_raised_after_the_text(stack: Stack) -> Non
 
 
 async def test_closing_a_stream_early_aborts_the_engine(root: Path) -> None:
-    async def endless(call: EngineCall) -> None:
-        await call.head()
-        while not call.closed.is_set():
-            await call.token("w")
-            await asyncio.sleep(0.002)
-
     async with running(root) as stack:
         stack.engine.script = endless
         async with openai.AsyncOpenAI(base_url=f"{stack.url}/v1", api_key=KEY) as client:

@@ -6,7 +6,7 @@ import asyncio
 
 from serving.port import Delta
 from tests.serving.conftest import chat
-from tests.serving.fakes import PROMPT_TOKENS, WORDS, EngineCall, Stack, principal
+from tests.serving.fakes import PROMPT_TOKENS, WORDS, EngineCall, Stack, breaks, endless, principal
 
 PLAYER = principal(source="playground", key_id="playground")
 
@@ -46,12 +46,6 @@ async def test_a_stale_configuration_stops_it_too(stack: Stack) -> None:
 
 
 async def test_closing_the_iterator_aborts_the_engine_and_settles(stack: Stack) -> None:
-    async def endless(call: EngineCall) -> None:
-        await call.head()
-        while not call.closed.is_set():
-            await call.token("w")
-            await asyncio.sleep(0.002)
-
     stack.engine.script = endless
     deltas = stack.gateway.inference.chat(PLAYER, chat())
     received = 0
@@ -94,12 +88,6 @@ async def test_one_that_is_closed_before_it_began_ends_at_once(stack: Stack) -> 
 
 
 async def test_a_broken_engine_ends_with_an_error_delta(stack: Stack) -> None:
-    async def breaks(call: EngineCall) -> None:
-        await call.head()
-        await call.token("some")
-        await asyncio.sleep(0.05)
-        call.die()
-
     stack.engine.script = breaks
     *_, text, error = await everything(stack)
     assert (text.text, error.kind, error.status) == ("some", "error", 502)

@@ -11,7 +11,7 @@ import pytest
 from serving.port import Settled
 from serving.telemetry.record import MAX_DETAIL_BYTES
 from tests.serving.conftest import chat, connected
-from tests.serving.fakes import EngineCall, Stack, running
+from tests.serving.fakes import ORDINARY_PHASES, EngineCall, Stack, running
 
 CHAT = "/v1/chat/completions"
 DELAY_S = 0.15
@@ -35,19 +35,7 @@ async def test_phases_cover_the_request(stack: Stack, client: httpx.AsyncClient,
     await client.post(CHAT, json=chat(stream=stream))
     entry = await stack.the_settled()
     assert entry.record.unattributed_us <= 0.05 * entry.record.duration_us
-    assert list(lengths(entry)) == [
-        "auth",
-        "receive",
-        "admission",
-        "routing",
-        "connect",
-        "tokenize",
-        "engine_queue",
-        "prefill",
-        "decode",
-        "deliver",
-        "settle",
-    ]
+    assert list(lengths(entry)) == ORDINARY_PHASES
     times = [t for _, _, t, _ in entry.detail.events]
     assert times == sorted(times)
     assert {who for who, *_ in entry.detail.events} == {"gateway", "engine"}
