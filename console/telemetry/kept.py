@@ -17,8 +17,9 @@ _FORGET_S = 60.0
 class Kept(Generic[V]):
     """Answers by key. One thread makes an answer while others that want the same one wait for it."""
 
-    def __init__(self, floor_s: float = 0.0) -> None:
+    def __init__(self, floor_s: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
         self._floor_s = floor_s
+        self._clock = clock
         self._lock = threading.Lock()
         self._answers: dict[Hashable, tuple[float, float, V]] = {}  # good until, cost, answer
         self._makers: dict[Hashable, threading.Lock] = {}
@@ -29,13 +30,13 @@ class Kept(Generic[V]):
             maker = self._makers.setdefault(key, threading.Lock())
         with maker:
             kept = self._answers.get(key)
-            if kept and time.monotonic() < kept[0]:
+            if kept and self._clock() < kept[0]:
                 return kept[2]
-            began = time.monotonic()
+            began = self._clock()
             answer = make()
-            cost = time.monotonic() - began
+            cost = self._clock() - began
             with self._lock:
-                self._answers[key] = (time.monotonic() + self._worth(cost), cost, answer)
+                self._answers[key] = (self._clock() + self._worth(cost), cost, answer)
                 self._forget()
             return answer
 
@@ -52,7 +53,7 @@ class Kept(Generic[V]):
         return min(max(self._floor_s, SHARE * cost), CEILING_S)
 
     def _forget(self) -> None:
-        now = time.monotonic()
+        now = self._clock()
         for key in [k for k, (until, _cost, _answer) in self._answers.items() if now > until + _FORGET_S]:
             del self._answers[key]
             self._makers.pop(key, None)
