@@ -22,6 +22,7 @@ from console.telemetry.trace import layer_title, of_record
 
 PARTS = ("verdict", "figures", "replicas", "slow", "transitions")
 QUERY_MS = 4_000
+_SPEAKING = {Replica.State.VERIFYING, Replica.State.READY, Replica.State.HUNG, Replica.State.DRAINING}
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,11 @@ class ReplicaNow:
 
     replica: Replica
     stats: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, replica: Replica, stats: Mapping[str, Any] | None) -> ReplicaNow:
+        """What a worker said before it ended is not said of its successor, or of none."""
+        return cls(replica, (stats or {}) if replica.state in _SPEAKING else {})
 
     @property
     def kv_usage(self) -> float | None:
@@ -96,7 +102,7 @@ def take(scope: Scope, key: str, now: datetime | None = None) -> Snapshot:
         rate,
         slow,
         known,
-        [ReplicaNow(r, stats.get(str(r.id), {})) for r in replicas],
+        [ReplicaNow.of(r, stats.get(str(r.id))) for r in replicas],
         routes,
         transitions,
         window,

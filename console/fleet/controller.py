@@ -273,7 +273,12 @@ def _last_line(path: Path) -> str:
         with path.open("rb") as file:
             file.seek(0, os.SEEK_END)
             file.seek(max(0, file.tell() - 4096))
-            lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+            lines = [line for line in file.read().decode(errors="replace").splitlines() if _tells_why(line)]
     except OSError:
         return ""
     return lines[-1][:300] if lines else ""
+
+
+def _tells_why(line: str) -> bool:
+    """Not the engine's own records of its progress: the last of them says only how far it had come."""
+    return bool(line.strip()) and not line.startswith('{"event": ')

@@ -16,6 +16,7 @@ START_TIMEOUT_S = 30.0  # launch until the worker's process is seen
 LOAD_TIMEOUT_S = 600.0  # process until the worker says it is ready
 SILENT_S = 8.0  # no answer to a probe: stopped or starved, out of rotation
 BACKOFF_S = (0.2, 1.0, 4.0, 15.0, 60.0)  # before restart 1, 2, …; the last repeats
+_ENDED_AS_ASKED = "exit status 0"  # workers end so at SIGTERM, as when everything is stopped; a crash has another
 SETTLED_S = 600.0  # ready for this long: earlier failures are forgiven
 
 
@@ -71,6 +72,8 @@ def decide(state: str, in_state_s: float, failures: int, wanted: bool, seen: See
     """
     if not wanted:
         return _unwanted(state, seen)
+    if state == State.READY and seen.present and not seen.alive and seen.exit_reason == _ENDED_AS_ASKED:
+        return Decision(State.STOPPED, "The worker was asked to end, and did")
     if state in {State.STARTING, State.LOADING, State.VERIFYING, State.READY} and seen.present and not seen.alive:
         return Decision(State.FAILED, _with_tail(f"The worker ended: {seen.exit_reason}", seen.log_tail))
     return _STEPS[State(state)](in_state_s, failures, seen)

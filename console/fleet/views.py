@@ -22,7 +22,7 @@ def deployments(request: HttpRequest) -> HttpResponse:
     stats = live.read(str(r.id) for r in replicas)
     by_deployment: dict[object, list[ReplicaNow]] = {}
     for replica in replicas:
-        by_deployment.setdefault(replica.deployment_id, []).append(ReplicaNow(replica, stats.get(str(replica.id), {})))
+        by_deployment.setdefault(replica.deployment_id, []).append(ReplicaNow.of(replica, stats.get(str(replica.id))))
     rows = [
         {
             "deployment": d,

@@ -40,6 +40,13 @@ def test_a_death_says_how_and_the_last_line() -> None:
     assert decision.reason == "The worker ended: signal 9 (SIGKILL). Last line: loading 40 %"
 
 
+def test_a_worker_that_ended_as_it_was_asked_did_not_fail() -> None:
+    ended = replace(DEAD, exit_reason="exit status 0", log_tail="")
+    assert decide(State.READY, 100, 0, True, ended).state == State.STOPPED
+    assert decide(State.LOADING, 1, 0, True, ended).state == State.FAILED
+    assert decide(State.STOPPED, 0, 0, True, ended).act is Act.LAUNCH
+
+
 def test_a_silent_worker_leaves_rotation_within_ten_seconds() -> None:
     silent = replace(ALIVE, probe=Probe(True, "", reconcile.SILENT_S + 0.1))
     decision = decide(State.READY, 100, 0, True, silent)
