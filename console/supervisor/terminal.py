@@ -84,7 +84,7 @@ class Terminal:
             ]
         message = '[{"role": "user", "content": "What is the capital of France?"}]'
         lines += [
-            f"  curl -N {url}/v1/chat/completions -H 'Authorization: Bearer {key}' -H 'Content-Type: application/json'"
+            f'  curl -N {url}/v1/chat/completions -H "Authorization: Bearer {key}" -H "Content-Type: application/json"'
             f""" -d '{{"model": "{model}", "stream": true, "messages": {message}}}'""",
             "",
             "  Ctrl-C stops everything in order.",
