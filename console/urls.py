@@ -44,10 +44,7 @@ urlpatterns = [
     path("login/", base.SignIn.as_view(), name="login"),
     path("logout/", LogoutView.as_view(), name="logout"),
     # One way in: the admin's own login form would know neither the first password's change nor our texts.
-    path(
-        "admin/login/",
-        login_not_required(RedirectView.as_view(pattern_name="login", query_string=True)),
-    ),
+    path("admin/login/", base.admin_sign_in),
     path("admin/password_change/", RedirectView.as_view(pattern_name="password")),
     path("admin/", admin.site.urls),
 ]

@@ -102,6 +102,15 @@ def _back(request: HttpRequest) -> HttpResponse:
     return redirect("overview")
 
 
+@login_not_required
+@require_GET
+def admin_sign_in(request: HttpRequest) -> HttpResponse:
+    """Where the admin sends whoever it keeps out: on to our own form, or, once signed in, to the reason."""
+    if request.user.is_authenticated:
+        return forbidden(request)
+    return redirect(f"{reverse('login')}?{request.META.get('QUERY_STRING', '')}")
+
+
 @require_GET
 def account(request: HttpRequest) -> HttpResponse:
     """One's own preferences."""

@@ -204,9 +204,10 @@ def of_record(row: RequestRecord, until_first_token: bool) -> list[Share]:
         ("equeue", row.engine_queue_us),
         ("prefill", row.prefill_us),
     ]
-    if not until_first_token:
-        sums.append(("decode", row.decode_us))
-    sums.append(("none", max(0, until - sum(us for _layer, us in sums))))
+    # A first token is handed over after the engine made it: what lies between is decode, here as on the request's page.
+    rest = max(0, until - sum(us for _layer, us in sums))
+    decode = min(row.decode_us, max(0, rest - row.unattributed_us)) if until_first_token else row.decode_us
+    sums += [("decode", decode), ("none", max(0, rest - decode))]
     return [Share(layer, us, us / until) for layer, us in sums if us > 0 and until > 0]
 
 
@@ -319,10 +320,12 @@ def event_title(name: str) -> str:
     """An engine event's name for a person; unknown ones stay as they are."""
     return {
         "received": _("received"),
+        "tokenized": _("tokenized"),
         "queued": _("queued"),
         "scheduled": _("scheduled"),
         "chunk": _("chunk"),
         "first_token": _("first token"),
+        "stream_start": _("stream start"),
         "preempted": _("preempted"),
         "resumed": _("resumed"),
         "finished": _("finished"),

@@ -411,7 +411,16 @@ def _speed(row: RequestRecord) -> float | None:
 def _sent(row: RequestRecord, body: dict[str, Any]) -> dict[str, Any]:
     """The request without its content, which is not kept."""
     content = {"messages": [{"role": "user", "content": "…"}]} if row.endpoint == "chat" else {"prompt": "…"}
-    return {"model": row.model, **content, **body.get("params", {}), "stream": row.stream}
+    return {"model": row.model, **content, **_kept_params(body), "stream": row.stream}
+
+
+# Of these a record keeps a number or a kind, because their values are the caller's content.
+_SUMMARISED = frozenset(("stop", "logit_bias", "response_format", "tools", "tool_choice", "suffix"))
+
+
+def _kept_params(body: dict[str, Any]) -> dict[str, Any]:
+    """The parameters that were kept as they were sent."""
+    return {name: value for name, value in body.get("params", {}).items() if name not in _SUMMARISED}
 
 
 def _path(row: RequestRecord) -> str:
@@ -466,7 +475,7 @@ def _python(row: RequestRecord, body: dict[str, Any]) -> str:
 
 
 def _replay(row: RequestRecord, body: dict[str, Any]) -> str:
-    known = {k: v for k, v in body.get("params", {}).items() if k in PARAMS and isinstance(v, int | float | str)}
+    known = {k: str(v) for k, v in _kept_params(body).items() if k in PARAMS and isinstance(v, int | float | str)}
     return f"{reverse('playground')}?{urlencode({'model': row.model, **known})}"
 
 

@@ -239,9 +239,18 @@ function start(setup) {
       const value = field.value.trim();
       if (value === "" || (value === field.dataset.default && field.type === "range" && field.name === "top_p")) continue;
       if (field.name === "stop") found.stop = value.split(",").map((part) => part.replaceAll("\\n", "\n").replaceAll("\\t", "\t")).filter(Boolean);
-      else if (field.checkValidity()) found[field.name] = Number(value);
+      else found[field.name] = Number(value);
     }
     return found;
+  }
+  /* A value out of range is shown where it stands, never left out in silence. */
+  function sound() {
+    const wrong = fields.find((field) => !field.checkValidity());
+    if (wrong) {
+      drawn(true);
+      wrong.reportValidity();
+    }
+    return !wrong;
   }
   function paint(field) {
     if (field.type !== "range") return;
@@ -271,7 +280,7 @@ function start(setup) {
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     const words = box.value.trim();
-    if (!words || columns.some((column) => column.running)) return;
+    if (!words || columns.some((column) => column.running) || !sound()) return;
     box.value = "";
     for (const column of columns) column.ask(words);
     refresh();
@@ -290,7 +299,8 @@ function start(setup) {
     box.focus();
   });
   system.addEventListener("input", () => {
-    document.getElementById("system-says").textContent = system.value.trim().slice(0, 90);
+    const says = document.getElementById("system-says");
+    says.textContent = system.value.trim().slice(0, 90) || says.dataset.none;
   });
   document.getElementById("compare")?.addEventListener("click", (event) => {
     const two = columns.length === 1;
@@ -300,7 +310,7 @@ function start(setup) {
   });
   $("[data-go]")?.addEventListener("change", (event) => (location.href = `?tenant=${encodeURIComponent(event.target.value)}`));
   for (const button of $$("[data-code]")) {
-    button.addEventListener("click", () => copy(code(button.dataset.code, { ...columns[0].body(box.value.trim()), ...params(), stream: true }, setup.base_url), button));
+    button.addEventListener("click", () => sound() && copy(code(button.dataset.code, { ...columns[0].body(box.value.trim()), ...params(), stream: true }, setup.base_url), button));
   }
 
   layout(1);

@@ -137,7 +137,8 @@ function tokens(host) {
     g.add(el("line", { x1: pad.l, x2: g.w - pad.r, y1: Y(tick), y2: Y(tick), class: tick ? "gl" : "ax" }));
     g.add(text(pad.l - 8, Y(tick) + 4, num(tick, tick % 1 ? 1 : 0) + (i === ticks.length - 1 && !narrow ? " ms" : ""), "end"));
   });
-  gaps.forEach((v, i) => g.add(el("rect", { x: (pad.l + i * width).toFixed(2), y: Y(v).toFixed(1), width: Math.max(0.6, Math.min(28, width - (width > 1.6 ? 0.7 : 0))).toFixed(2), height: Math.max(0.5, g.h - pad.b - Y(v)).toFixed(1), class: v > p50 * 1.6 ? "l-decode" : "l-decode soft" })));
+  const bar = Math.max(0.6, Math.min(28, width - (width > 1.6 ? 0.7 : 0)));
+  gaps.forEach((v, i) => g.add(el("rect", { x: (pad.l + i * width + (width - bar) / 2).toFixed(2), y: Y(v).toFixed(1), width: bar.toFixed(2), height: Math.max(0.5, g.h - pad.b - Y(v)).toFixed(1), class: v > p50 * 1.6 ? "l-decode" : "l-decode soft" })));
   let other = -99;
   for (const [name, value] of [["p50", p50], ["p99", p99]]) {
     if (value > max) continue;

@@ -16,7 +16,9 @@ from console.audit.models import AuditEntry
 from console.base.models import User
 from console.dashboards import overview
 from console.keys.models import APIKey
-from console.telemetry import queries
+from console.telemetry import queries, trace
+from console.telemetry import views as telemetry_views
+from console.telemetry.models import RequestRecord
 from console.tenants.models import Membership, Tenant
 from tests.e2e.world import PASSWORD, World, deliver, forget, settled, uuid7
 from tests.e2e.world import world as world
@@ -334,7 +336,10 @@ def test_djangos_admin_only_reads(world: World) -> None:
         "pbkdf2" not in (user_page := client.get(f"/admin/base/user/{world.owner.id}/change/").content.decode())
         and "md5$" not in user_page
     )
-    assert signed_in(world.owner).get("/admin/").status_code == 302
+    owner = signed_in(world.owner)
+    turned_away = owner.get("/admin/", follow=True)
+    assert turned_away.status_code == 403, turned_away.redirect_chain
+    assert b"This is not yours to open" in turned_away.content
     assert Client().get("/admin/login/?next=/admin/").headers["Location"] == "/login/?next=/admin/"
 
 
@@ -446,3 +451,24 @@ def test_an_admin_makes_an_account_whose_password_is_shown_once_and_takes_it_out
     assert not nina.memberships.exists()
     again = client.post("/tenants/aurora/members/", {"username": "NINA", "role": "member", "create": "1"}, follow=True)
     assert "already" in again.content.decode()
+
+
+def test_a_copied_request_leaves_out_what_only_a_number_was_kept_of() -> None:
+    row = RequestRecord(model="m", endpoint="chat", stream=True)
+    body = {"params": {"stop": 1, "seed": 7, "logit_bias": 2}}
+    for text in (telemetry_views._curl(row, body), telemetry_views._python(row, body)):
+        assert "seed" in text
+        assert "stop" not in text
+        assert "logit_bias" not in text
+    assert "stop" not in telemetry_views._replay(row, body)
+
+
+def test_what_lies_between_the_engines_first_token_and_ours_is_decode() -> None:
+    row = RequestRecord(
+        ttft_us=71_759, duration_us=227_658, gateway_us=4_800, queue_us=0, engine_queue_us=862, prefill_us=40_059,
+        decode_us=181_935, unattributed_us=0,
+    )  # fmt: skip
+    for until_first_token in (True, False):
+        shares = trace.of_record(row, until_first_token)
+        assert sum(share.share for share in shares if share.layer == "none") < 0.001
+        assert sum(share.share for share in shares) == pytest.approx(1, abs=0.001)
