@@ -126,7 +126,7 @@ class PlaygroundConsumer(AsyncWebsocketConsumer):
                 raise TimeoutError(_("The console's database does not answer. Requests to /v1 go on.")) from None
 
     async def _tell(self, kind: str, column: int, **values: Any) -> None:
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # whoever left cannot be told, and servers say that in different ways
             await self.send(text_data=msgspec.json.encode({"type": kind, "column": column, **values}).decode())
 
 

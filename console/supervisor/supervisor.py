@@ -1,4 +1,4 @@
-"""Starts everything in order, keeps it running, and stops it in the order that loses nothing (R47)."""
+"""Starts everything in order, keeps it running, and stops it in the order that loses nothing."""
 
 from __future__ import annotations
 
