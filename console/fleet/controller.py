@@ -272,8 +272,10 @@ def _last_line(path: Path) -> str:
     try:
         with path.open("rb") as file:
             file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - 4096))
-            lines = [line for line in file.read().decode(errors="replace").splitlines() if _tells_why(line)]
+            start = max(0, file.tell() - 4096)
+            file.seek(start)
+            whole = file.read().decode(errors="replace").splitlines()[1 if start else 0 :]
+            lines = [line for line in whole if _tells_why(line)]
     except OSError:
         return ""
     return lines[-1][:300] if lines else ""

@@ -158,7 +158,7 @@ function tokens(host) {
   const marksAt = [...new Set([2, ...[0.25, 0.5, 0.75].map((s) => Math.round(last * s)), last])].filter((n) => n >= 2 && n <= last);
   let end = -99;
   marksAt.forEach((n, i) => {
-    const node = text(pad.l + (n - 1.5) * width, g.h - 6, i ? n : `${say("token")} ${n}`, i === 0 ? "start" : n === last ? "end" : "middle");
+    const node = text(pad.l + (n - 1.5) * width, g.h - 6, i ? n : `${say("token")} ${n}`, width > 60 ? "middle" : i === 0 ? "start" : n === last ? "end" : "middle");
     g.add(node);
     const box = node.getBBox();
     if (box.x < end + 6) node.remove();

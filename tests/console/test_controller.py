@@ -128,6 +128,14 @@ def test_a_killed_worker_is_replaced_and_the_signal_is_named(house: House) -> No
     assert (second.epoch, second.restarts) == (2, 1)
 
 
+def test_the_last_line_is_a_whole_one_and_none_of_the_engines_records(tmp_path: Path) -> None:
+    log = tmp_path / "worker.log"
+    log.write_text('{"event": "ready", "n": 1}\n' * 400)
+    assert module._last_line(log) == ""
+    log.write_text('out of luck\n{"event": "stopped"}\n')
+    assert module._last_line(log) == "out of luck"
+
+
 def test_a_stopped_worker_is_hung_and_replaced(house: House) -> None:
     first = house.until_state(State.READY)
     os.kill(first.pid or 0, signal.SIGSTOP)

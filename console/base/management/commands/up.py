@@ -104,6 +104,8 @@ class Command(BaseCommand):
         self.stdout.write(f"Log: {log}")
         if report["first"]:
             self.stdout.write(f"First sign-in and API key (read it, then delete it): {layout.credentials_file}")
+        else:
+            self.stdout.write("The worker may still be loading: .venv/bin/python manage.py status")
 
 
 def _made_layout() -> Layout:
