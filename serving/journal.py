@@ -176,6 +176,7 @@ class Journal:
         self.retry_unwritten()
 
     def retry_unwritten(self) -> None:
+        """Write what the disk has refused, oldest first, until it refuses again. Raises nothing."""
         while self._unwritten:
             settled, slot = self._unwritten[0]
             try:

@@ -30,6 +30,7 @@ class Playground:
         self._pipeline = pipeline
 
     async def chat(self, principal: Principal, body: Mapping[str, Any]) -> AsyncIterator[Delta]:
+        """See port.Inference. Errors are Deltas too: nothing is raised."""
         arrival = Arrival(tracing.continued(None))
         snapshot = self._pipeline.configuration.peek()
         request = Request(arrival, principal, CHAT.name, snapshot)

@@ -13,6 +13,7 @@ import threading
 import uuid
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -243,44 +244,15 @@ def _batches(records: list[Settled]) -> Iterable[list[Settled]]:
 def _lost(entry: Opened, slots: dict[bytes, tuple[int, int, int]]) -> Settled:
     """Settle for a dead gateway: at least what its client received."""
     prompt, cached, completion = slots.get(uuid.UUID(entry.id).bytes, (0, 0, 0))
-    usage = UsageRecord(
-        id=entry.id,
-        started_at=entry.started_at,
-        tenant_id=entry.tenant_id,
-        key_id=entry.key_id,
-        model=entry.model,
-        outcome=Outcome.GATEWAY_LOST,
-        prompt_tokens=prompt,
-        cached_tokens=cached,
-        completion_tokens=completion,
-        price_version=entry.price_version,
-    )
+    counts: dict[str, Any] = {"prompt_tokens": prompt, "cached_tokens": cached, "completion_tokens": completion}
+    usage = UsageRecord(**_noted(entry, UsageRecord), **counts, outcome=Outcome.GATEWAY_LOST)
     record = RequestRecord(
-        id=entry.id,
-        started_at=entry.started_at,
-        tenant_id=entry.tenant_id,
-        key_id=entry.key_id,
-        source=entry.source,
-        endpoint=entry.endpoint,
-        model=entry.model,
-        stream=entry.stream,
+        **_noted(entry, RequestRecord),
+        **counts,
         outcome=Outcome.GATEWAY_LOST,
         status=0,
         code="gateway_lost",
-        deployment_id=entry.deployment_id,
-        replica_id=entry.replica_id,
-        device=entry.device,
         attempts=1,
-        prompt_tokens=prompt,
-        cached_tokens=cached,
-        completion_tokens=completion,
-        end_user=entry.end_user,
-        client_request_id=entry.client_request_id,
-        trace_id=entry.trace_id,
-        gateway=entry.gateway,
-        gateway_version=entry.gateway_version,
-        snapshot_version=entry.snapshot_version,
-        engine_version=entry.engine_version,
     )
     detail = RequestDetail(
         id=entry.id,
@@ -288,6 +260,11 @@ def _lost(entry: Opened, slots: dict[bytes, tuple[int, int, int]]) -> Settled:
         error="The gateway process died while this request was running.",
     )
     return Settled(usage=usage, record=record, detail=detail)
+
+
+def _noted(entry: Opened, kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """What was noted at the opening and stands under the same name in a record of that kind."""
+    return {name: getattr(entry, name) for name in kind.__struct_fields__ if name in entry.__struct_fields__}
 
 
 def _read_cursor(directory: Path) -> Cursor:

@@ -93,6 +93,7 @@ class EventParser:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
+        """Payloads of the events that `data` completes. Raises UpstreamFailed for one without an end."""
         buffer = self._rest + data if self._rest else data
         if b"\r" in buffer:  # JSON escapes it, so a bare one only ends lines
             buffer = buffer.replace(b"\r\n", b"\n")

@@ -38,10 +38,12 @@ class Watcher:
     ready: asyncio.Event = field(default_factory=asyncio.Event)
 
     def put(self, message: str) -> None:
+        """Replace whatever has not been taken."""
         self.newest = message
         self.ready.set()
 
     async def get(self) -> str:
+        """Wait for a message newer than the last that was taken."""
         await self.ready.wait()
         self.ready.clear()
         return self.newest
@@ -57,6 +59,7 @@ class Feed:
         self._trouble = ""
 
     async def run(self) -> None:
+        """Until nobody watches. What cannot be made is told as stale and tried again."""
         while self.watchers:
             views = {w.view for w in self.watchers}
             work = asyncio.ensure_future(off_loop(messages, self.scope, self.key, views))
@@ -113,6 +116,7 @@ class Hub:
         self._feeds: dict[tuple[Scope, str], Feed] = {}
 
     def watch(self, scope: Scope, key: str, view: View) -> Watcher:
+        """Join the feed of a scope and range, which begins with its first watcher."""
         feed = self._feeds.setdefault((scope, key), Feed(scope, key))
         watcher = Watcher(view)
         feed.watchers.add(watcher)
@@ -121,6 +125,7 @@ class Hub:
         return watcher
 
     def leave(self, scope: Scope, key: str, watcher: Watcher) -> None:
+        """The last to leave ends the feed."""
         feed = self._feeds.get((scope, key))
         if feed is None:
             return

@@ -57,6 +57,7 @@ def bare(request: Request, settings: GatewaySettings) -> Settled:
 
 
 def usage(request: Request, bill: Billed) -> UsageRecord:
+    """The billable line."""
     return UsageRecord(
         id=request.id,
         started_at=request.arrival.started_at,
