@@ -30,8 +30,7 @@ class KeyUsage:
 
 def usage_by_key(tenant_id: uuid.UUID, now: datetime | None = None) -> dict[uuid.UUID, KeyUsage]:
     """Requests and tokens of a tenant's keys, by key id; days are UTC."""
-    now = now or datetime.now(UTC)
-    first = (now - timedelta(days=DAYS - 1)).replace(hour=0, minute=0, second=0, microsecond=0)
+    first = _first_day(now)
     rows = (
         UsageRecord.objects.filter(tenant_id=tenant_id, started_at__gte=first)
         .annotate(day=TruncDay("started_at", tzinfo=UTC))
@@ -60,8 +59,7 @@ def usage_by_key(tenant_id: uuid.UUID, now: datetime | None = None) -> dict[uuid
 
 def usage_by_model(tenant_id: uuid.UUID, now: datetime | None = None) -> Iterable[Mapping[str, Any]]:
     """Requests and tokens of a tenant by model over the same days, the most used first."""
-    now = now or datetime.now(UTC)
-    first = (now - timedelta(days=DAYS - 1)).replace(hour=0, minute=0, second=0, microsecond=0)
+    first = _first_day(now)
     return (
         UsageRecord.objects.filter(tenant_id=tenant_id, started_at__gte=first)
         .values("model")
@@ -73,3 +71,9 @@ def usage_by_model(tenant_id: uuid.UUID, now: datetime | None = None) -> Iterabl
         )
         .order_by("-n")[:20]
     )
+
+
+def _first_day(now: datetime | None) -> datetime:
+    """When the last DAYS days began, today's the last of them."""
+    now = now or datetime.now(UTC)
+    return (now - timedelta(days=DAYS - 1)).replace(hour=0, minute=0, second=0, microsecond=0)
