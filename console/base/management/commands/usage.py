@@ -16,7 +16,7 @@ _FIELDS = ("model", "outcome", "prompt_tokens", "cached_tokens", "completion_tok
 
 
 class Command(BaseCommand):
-    help = "Print usage records, oldest first, one a line."
+    help = "Print usage records, oldest first, one a line below the names of the columns."
     requires_system_checks: list[str] = []
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -32,6 +32,8 @@ class Command(BaseCommand):
             if not ids:
                 raise CommandError(f"There is no tenant named {options['tenant']}.")
             records = records.filter(tenant_id=ids[0])
+        if not options["json"]:
+            self.stdout.write("  ".join(("request_id", "key_id", "tenant", *_FIELDS, "started_at")))
         for record in records.iterator(chunk_size=2000):
             facts = {
                 "request_id": str(record.id),
@@ -40,7 +42,8 @@ class Command(BaseCommand):
                 **{name: getattr(record, name) for name in _FIELDS},
                 "started_at": record.started_at.astimezone(UTC).isoformat(),
             }
-            self.stdout.write(json.dumps(facts) if options["json"] else "  ".join(map(str, facts.values())))
+            line = json.dumps(facts) if options["json"] else "  ".join(str(value) or "-" for value in facts.values())
+            self.stdout.write(line)
 
 
 def _since(text: str) -> datetime:
