@@ -76,7 +76,7 @@ def test_a_first_password_must_be_changed_before_anything_else(world: World) -> 
     for path in ("/", "/requests/", "/admin/", "/playground/", "/keys/", "/requests/export.csv"):
         assert client.get(path).headers["Location"] == reverse("password"), path
     page = client.get(reverse("password"))
-    assert b"shown once" in page.content
+    assert b"not known to you alone" in page.content
     form = {"old_password": PASSWORD, "new_password1": PASSWORD, "new_password2": PASSWORD}
     assert b"differs from the old one" in client.post(reverse("password"), form).content
     form |= {"new_password1": "another fine passphrase", "new_password2": "another fine passphrase"}
