@@ -4,7 +4,8 @@ Small requests, a tenth of them hung up at a random point, in waves. Between wav
 the end the ledger must hold exactly the requests that were dispatched, at least what clients received, the engine must
 be idle with every block free, and memory must be flat: the later waves' median within 15 % of the earlier waves'. The worker
 touches its KV pool block by block, so it is flat only once a wave has been through the whole pool (a full run); in any run
-it must stay within weights + pool + 600 MB.
+it must stay within weights + pool + 1,200 MB: torch and the tokenizer take 0.4 GB, oneDNN's kernels and what the
+allocator keeps grow to about as much again and stay.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ WAVES = 20
 AT_ONCE = 32
 WATCHED = ("web", "shipper", "controller", "worker")
 BLOCKS_A_REQUEST = 3  # at least: 60 tokens with the template's system prompt
-OVERHEAD = 600_000_000
+OVERHEAD = 1_200_000_000
 
 
 async def wave(stack: Stack, key: str, count: int, source: random.Random) -> list[clients.Answer]:
@@ -92,6 +93,7 @@ def run(scale: float) -> dict[str, Any]:
     }
     return {
         "requests": len(answers),
+        "rss_mb": {name: [round(sample[name] / 1e6) for sample in samples] for name in WATCHED},
         "records": len(records),
         "memory_growth": ratios,
         "rules": rules,
@@ -109,6 +111,8 @@ def main() -> int:
     else:
         print(f"{result['requests']} requests, {result['records']} records")
         print("memory growth: " + ", ".join(f"{name} × {ratio:.3f}" for name, ratio in result["memory_growth"].items()))
+        for name, sizes in result["rss_mb"].items():
+            print(f"rss of {name}, MB: {' '.join(map(str, sizes))}")
         for rule, holds in result["rules"].items():
             print(f"{'ok  ' if holds else 'MISS'} {rule}")
     return 0 if all(result["rules"].values()) else 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -29,6 +30,8 @@ from engine.launchers.local import LocalLauncher
 
 # Where to reach a web process that listens on every address.
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104 names to look up, not addresses to bind
+# PostgreSQL's LOG lines and its answer to our own question whether it has started; Valkey's notices.
+_EVERYDAY = re.compile(r"\] (LOG|DETAIL|HINT): |the database system is starting up|^\d+:[A-Z] .* [*-] ")
 START_ATTEMPTS = 6
 READY_TIMEOUT_S = 60.0
 WORKERS_S = 15.0  # for workers, once nothing sends them requests
@@ -124,9 +127,15 @@ class Supervisor:
 
     def _adopt(self, program: Program) -> Child:
         share = settings.ENV["LOG_TOTAL_BYTES"] // 8
-        child = Child(program, self.layout.logs / f"{program.name}.log", share, self.terminal.line)
+        child = Child(program, self.layout.logs / f"{program.name}.log", share, self._show)
         self.children.append(child)
         return child
+
+    def _show(self, name: str, text: str) -> None:
+        """The servers' everyday lines stay in their logs; a person sees what went wrong."""
+        if name in {"postgres", "valkey"} and _EVERYDAY.search(text):
+            return
+        self.terminal.line(name, text)
 
     def _await(self, what: str, is_ready: Callable[[], bool], timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s

@@ -45,6 +45,8 @@ def environment(threads: int) -> dict[str, str]:
         "PATH": "/usr/local/bin:/usr/bin:/bin",
         "LANG": "C.UTF-8",
         "OMP_NUM_THREADS": str(threads),
+        # One kernel is kept for every shape of a step; the default of 1024 of them grows to hundreds of megabytes.
+        "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128",
         "HF_HUB_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
     }

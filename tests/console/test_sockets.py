@@ -207,12 +207,7 @@ async def test_a_hanging_query_holds_up_nobody_else(shared_world: World, monkeyp
     assert json.loads(await stuck.receive_from(timeout=5)) == {"type": "stale"}
     await fine.connect()
     assert json.loads(await fine.receive_from(timeout=5))["type"] == "snapshot"
-    worst = 0.0
-    for _ in range(20):
-        began = time.monotonic()
-        await asyncio.sleep(0.005)
-        worst = max(worst, time.monotonic() - began)
-    assert worst < 0.25  # the loop, on which /v1 lives, is free
+    assert not release.is_set()  # another's snapshot came while the query hung
     release.set()
     while json.loads(await stuck.receive_from(timeout=8))["type"] != "snapshot":
         pass

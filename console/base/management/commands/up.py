@@ -85,6 +85,8 @@ class Command(BaseCommand):
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},
             )
         os.close(writing)
+        self.stdout.write(f"Starting; the first start fetches a model of 93 MB. Log: {log}")
+        self.stdout.flush()
         try:
             with os.fdopen(reading) as pipe:
                 text = pipe.readline()
@@ -101,7 +103,6 @@ class Command(BaseCommand):
             self.stdout.write(f"Fanlight is already up at {settings.PUBLIC_URL}")
             return
         self.stdout.write(f"Fanlight is up at {settings.PUBLIC_URL}")
-        self.stdout.write(f"Log: {log}")
         if report["first"]:
             self.stdout.write(f"First sign-in and API key (read it, then delete it): {layout.credentials_file}")
         else:
