@@ -54,6 +54,7 @@ class DatabaseSnapshots:
         self._cache_file = cache_file
         self._snapshot = _from_disk(cache_file)
         self._task: asyncio.Task[None] | None = None
+        self._writing: asyncio.Task[None] | None = None
 
     def current(self) -> Snapshot:
         """The newest Snapshot there is; its `taken_at` says when the database last confirmed it."""
@@ -71,6 +72,8 @@ class DatabaseSnapshots:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
+        if self._writing is not None:  # a stop must not leave the copy for the next start half a version behind
+            await self._writing
 
     async def _keep_fresh(self, first: asyncio.Event) -> None:
         delay = 0.2
@@ -97,7 +100,8 @@ class DatabaseSnapshots:
             self._snapshot = msgspec.structs.replace(self._snapshot, taken_at=time.time())
             return
         self._snapshot = await _load(connection)
-        await asyncio.to_thread(_to_disk, self._cache_file, self._snapshot)
+        self._writing = asyncio.create_task(asyncio.to_thread(_to_disk, self._cache_file, self._snapshot))
+        await asyncio.shield(self._writing)
 
 
 async def connect() -> psycopg.AsyncConnection[dict[str, Any]]:
