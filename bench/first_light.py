@@ -137,7 +137,7 @@ def moved_phase(stack: Stack) -> Bar:
 
 
 def _phases(stack: Stack) -> dict[str, float]:
-    """Median milliseconds of every phase over a dozen short requests, one after the other."""
+    """Median milliseconds of every phase over twenty short requests, one after the other."""
     key = stack.key()
 
     async def ask() -> list[clients.Answer]:
@@ -145,9 +145,9 @@ def _phases(stack: Stack) -> dict[str, float]:
             await clients.stream(session, stack.url, key, "Warm up.", model=MODEL, max_tokens=2)
             return [
                 await clients.stream(
-                    session, stack.url, key, prose(30, seed), model=MODEL, max_tokens=4, ignore_eos=True
+                    session, stack.url, key, prose(30, seed), model=MODEL, max_tokens=2, ignore_eos=True
                 )
-                for seed in range(12)
+                for seed in range(20)
             ]
 
     rows = []
