@@ -50,7 +50,7 @@ class Stack:
         """Run a management command; its output, or StackError with what it said."""
         result = subprocess.run(
             [sys.executable, str(ROOT / "manage.py"), *argv],
-            cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=timeout, check=False,
+            cwd=ROOT, env=self.env, input=stdin, capture_output=True, text=True, timeout=timeout, check=False,
         )  # fmt: skip
         if result.returncode:
             raise StackError(f"manage.py {' '.join(argv)}: {result.stderr.strip() or result.stdout.strip()}")
