@@ -11,18 +11,22 @@ from typing import Any
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "console.settings")
 
+import django
 from django.conf import settings
 from django.core.asgi import get_asgi_application
 
-pages: Callable[[Any, Any, Any], Awaitable[None]] = (
-    get_asgi_application()
-)  # sets Django up: what follows needs its models
+django.setup()  # what follows needs its models
+
+from console import otlp
+
+otlp.instrument(settings.ENV["OTLP_ENDPOINT"])  # before the application below reads its list of middleware
+pages: Callable[[Any, Any, Any], Awaitable[None]] = get_asgi_application()
 
 from channels.auth import AuthMiddlewareStack
 from channels.routing import ProtocolTypeRouter, URLRouter
 from channels.security.websocket import AllowedHostsOriginValidator
 
-from console import contract, otlp
+from console import contract
 from console.routing import websocket_urlpatterns
 
 Scope = MutableMapping[str, Any]
@@ -31,7 +35,6 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 _GATEWAY_PATHS = ("/v1/", "/metrics", "/healthz", "/readyz")
 
-otlp.instrument(settings.ENV["OTLP_ENDPOINT"])
 serving = contract.serve()
 
 
