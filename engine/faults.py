@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Mapping
 
+from engine.grammar import NO_MASKS, Masks
 from engine.runner import Runner
 from engine.types import Chunk, Sampled, Step
 
@@ -29,9 +30,9 @@ class FaultyRunner:
         self._maybe_hang()
         return self._inner.forward(step)
 
-    def sample(self, step: Step, computed: object) -> dict[int, Sampled]:
+    def sample(self, step: Step, computed: object, masks: Masks = NO_MASKS) -> dict[int, Sampled]:
         """See Runner."""
-        return self._inner.sample(step, computed)
+        return self._inner.sample(step, computed, masks)
 
     def _sleep(self, phase: str, due: bool) -> None:
         if due and phase in self._delays:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.grammar import NO_MASKS, Masks
 from engine.model.attention import KVCache, plan_groups
 from engine.model.decoder import Batch, Decoder
 from engine.sampler import Sampler
@@ -18,11 +19,17 @@ class Runner(Protocol):
     """The seam between the step loop and the device; split so that aborts fit in between."""
 
     def forward(self, step: Step) -> object:
-        """Compute a step and return what `sample` needs; fills the KV slots."""
+        """Start a step and return what `sample` needs: copies out, copies in, then the batch, which fills KV slots.
+
+        May return before the device is done, so that the caller can deliver and fill masks meanwhile.
+        """
         ...
 
-    def sample(self, step: Step, computed: object) -> dict[int, Sampled]:
-        """The next token by sequence id, for every chunk that `samples`."""
+    def sample(self, step: Step, computed: object, masks: Masks = NO_MASKS) -> dict[int, Sampled]:
+        """Wait for the step; the next token by sequence id, for every chunk that `samples`.
+
+        `masks` hold the allowed tokens of sequences with a grammar; others have no entry.
+        """
         ...
 
 
@@ -42,7 +49,7 @@ class TorchRunner:
         return sampling, self.decoder.forward(self._batch(chunks), self.cache)
 
     @torch.inference_mode()
-    def sample(self, step: Step, computed: object) -> dict[int, Sampled]:
+    def sample(self, step: Step, computed: object, masks: Masks = NO_MASKS) -> dict[int, Sampled]:
         """See Runner."""
         assert isinstance(computed, tuple)
         sampling: list[Chunk]
@@ -51,7 +58,7 @@ class TorchRunner:
         if not sampling:
             return {}
         sequences = [chunk.sequence for chunk in sampling]
-        sampled = self.sampler.sample(logits, sequences)
+        sampled = self.sampler.sample(logits, sequences, masks)
         return {s.id: token for s, token in zip(sequences, sampled, strict=True)}
 
     def _batch(self, chunks: list[Chunk]) -> Batch:

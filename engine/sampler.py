@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence as Seq
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from engine.grammar import NO_MASKS, Masks
 from engine.sequence import Sequence
 from engine.types import Sampled, SamplingParams
 
@@ -35,11 +38,13 @@ def uniform(seed: int, position: int) -> float:
 class Sampler:
     """Penalties, bias, temperature, top-k, top-p, min-p, then one draw per row."""
 
-    def sample(self, logits: Tensor, sequences: Seq[Sequence]) -> list[Sampled]:
+    def sample(self, logits: Tensor, sequences: Seq[Sequence], masks: Masks = NO_MASKS) -> list[Sampled]:
         """Pick a token per row of logits [batch, vocab] float32, which may be overwritten."""
         raw = self._raw_logprobs(logits, sequences)
         for row, sequence in enumerate(sequences):
             self._adjust(logits[row], sequence)
+            if sequence.id in masks:
+                forbid(logits[row], masks[sequence.id])
         tokens = logits.argmax(-1)
         random = [row for row, s in enumerate(sequences) if not s.params.greedy]
         if random:
@@ -85,6 +90,12 @@ def penalise(row: Tensor, sequence: Sequence) -> None:
         counts = Counter(output)
         times = torch.tensor(list(counts.values()), dtype=row.dtype, device=row.device)
         row[_ids(list(counts), row)] -= params.presence_penalty + params.frequency_penalty * times
+
+
+def forbid(row: Tensor, mask: npt.NDArray[np.int32]) -> None:
+    """Make every token without its bit impossible, in place. row: [vocab]; mask: [ceil(vocab / 32)] words."""
+    bits = np.unpackbits(mask.view(np.uint8), bitorder="little", count=len(row))
+    row.masked_fill_(torch.from_numpy(bits == 0).to(row.device), -torch.inf)
 
 
 def draw(logits: Tensor, sequences: Seq[Sequence]) -> Tensor:

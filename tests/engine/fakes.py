@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
+from engine.grammar import NO_MASKS, Masks
 from engine.sequence import Sequence
 from engine.types import Sampled, Step
 
@@ -35,7 +36,7 @@ class HashRunner:
             chunk.sequence.id: Sampled(next_token(self._read(chunk.sequence))) for chunk in step.chunks if chunk.samples
         }
 
-    def sample(self, step: Step, computed: object) -> dict[int, Sampled]:
+    def sample(self, step: Step, computed: object, masks: Masks = NO_MASKS) -> dict[int, Sampled]:
         """What forward read."""
         assert isinstance(computed, dict)
         return computed

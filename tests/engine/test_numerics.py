@@ -20,6 +20,7 @@ from transformers import (
 )
 
 from engine.blocks import BlockPool
+from engine.grammar import NO_MASKS
 from engine.model.attention import KVCache
 from engine.model.decoder import Decoder
 from engine.model.loader import LoadedModel, load_model
@@ -46,10 +47,10 @@ class RecordingSampler(Sampler):
     def __init__(self) -> None:
         self.logits: dict[tuple[int, int], torch.Tensor] = {}
 
-    def sample(self, logits, sequences):  # type: ignore[no-untyped-def]
+    def sample(self, logits, sequences, masks=NO_MASKS):  # type: ignore[no-untyped-def]
         for row, sequence in enumerate(sequences):
             self.logits[sequence.id, sequence.num_tokens] = logits[row].clone()
-        return super().sample(logits, sequences)
+        return super().sample(logits, sequences, masks)
 
 
 class Bench:
