@@ -85,6 +85,11 @@ class Tokenizer:
         """One token on its own, control tokens by name, for log-probability reports."""
         return self.token_bytes(id).decode("utf-8", "replace") or str(self._backend.id_to_token(id) or "")
 
+    def to_json(self) -> str:
+        """All of it as tokenizer.json holds it, for a grammar library that reads that."""
+        text: str = self._backend.to_str()
+        return text
+
     def detokenizer(self) -> Detokenizer:
         """A fresh incremental decoder."""
         return Detokenizer(self._bytes)
