@@ -234,27 +234,31 @@ class GuidedGrammar:
         return self._compiled.error or self._error
 
     def fill(self, mask: npt.NDArray[np.int32]) -> None:
-        """See Grammar."""
-        matcher = self._matcher
-        if matcher is None:
-            assert self._compiled.matcher is not None
-            matcher = self._matcher = self._compiled.matcher.deep_copy()
+        """See Grammar. Raises ValueError once there is an error."""
+        matcher = self._start()
         began = time.thread_time()
         compute(matcher, mask)
         self._spent += time.thread_time() - began
         if self._spent > MASK_ALLOWANCE_S + MASK_SECONDS_PER_TOKEN * self._tokens:
-            self._error = (
-                f"Invalid '{self._compiled.constraint.param}': the grammar costs too much time at every token."
-            )
+            self._error = f"Invalid '{self._compiled.constraint.param}': the grammar costs too much time per token."
         self._note_error(matcher)
+        if self._error is not None:
+            raise ValueError(self._error)
 
     def accept(self, token_id: int) -> None:
         """See Grammar."""
-        assert self._matcher is not None
+        matcher = self._start()
         self._tokens += 1
-        self._matcher.consume_token(token_id)
-        self._note_error(self._matcher)
-        self.ended = self._matcher.is_stopped()
+        matcher.consume_token(token_id)
+        self._note_error(matcher)
+        self.ended = self._error is None and matcher.is_stopped()
+
+    def _start(self) -> LLMatcher:
+        if self._matcher is None:
+            if self._compiled.matcher is None:
+                raise ValueError(self._compiled.error or "not compiled yet")
+            self._matcher = self._compiled.matcher.deep_copy()
+        return self._matcher
 
     def _note_error(self, matcher: LLMatcher) -> None:
         if self._error is None and matcher.is_error():
