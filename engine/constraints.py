@@ -54,6 +54,14 @@ def of_json_schema(schema: Any, param: str) -> Constraint:
     return Constraint(LLMatcher.grammar_from_json_schema(json.dumps(guided(schema))), param)
 
 
+def read_json(text: str, param: str) -> Any:
+    """A schema that came as text."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"Invalid '{param}': it is not valid JSON.", param) from error
+
+
 def of_regex(pattern: str, param: str) -> Constraint:
     """Text that the whole pattern matches."""
     refuse_beyond("bytes", len(pattern.encode()), MAX_SOURCE_BYTES, param)

@@ -12,9 +12,12 @@ from types import FrameType
 from typing import Any, NoReturn
 
 import jinja2
+from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from engine.errors import TemplateError, UnsupportedModel
+from engine.tools.prompt import with_parsed_arguments, without_tools
+from engine.tools.tool import OPEN
 
 MAX_TEMPLATE_CHARS = 256_000
 MAX_OUTPUT_CHARS = 8_000_000
@@ -50,16 +53,20 @@ class ChatTemplate:
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         try:
             self._template = environment.from_string(source)
+            variables = find_undeclared_variables(environment.parse(source))
         except jinja2.TemplateError as error:
             raise UnsupportedModel(f"The chat template does not compile: {error}") from error
+        # Calls are read, and guided, in one form only; a template that teaches another is treated as knowing none.
+        self.takes_tools = "tools" in variables and OPEN in source and "<function=" not in source
 
-    def render(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         """Render with a generation prompt. Raises TemplateError."""
+        plain = [normalise(message) for message in messages]
         context = {
-            "messages": [normalise(message) for message in messages],
+            "messages": [*map(with_parsed_arguments, plain)] if self.takes_tools else without_tools(plain, tools),
+            "tools": list(tools) if self.takes_tools and tools else None,
             "add_generation_prompt": True,
             **self._tokens,
-            **variables,
         }
         try:
             with _deadline(TIME_LIMIT_S):

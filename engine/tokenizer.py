@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,11 +64,11 @@ class Tokenizer:
                 ids.insert(0, self.special.bos_id)
         return ids
 
-    def encode_chat(self, messages: list[dict[str, Any]]) -> list[int]:
-        """Ids of a rendered chat. Raises TemplateError."""
+    def encode_chat(self, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+        """Ids of a rendered chat, with the functions that it may call. Raises TemplateError."""
         if not self._template:
             raise TemplateError("This model has no chat template; use /v1/completions.", "messages")
-        text = self._template.render(messages)
+        text = self._template.render(messages, tools)
         ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         return ids
 
