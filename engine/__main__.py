@@ -38,8 +38,10 @@ def _engine_options(serve: argparse.ArgumentParser) -> None:
     add("--max-num-batched-tokens", type=int, metavar="N", help="per step (default: 512)")
     add("--block-size", type=int, metavar="N", help="tokens per KV block (default: 16)")
     add("--num-blocks", type=int, metavar="N", help="KV blocks (default: 32 × 2,048 tokens)")
+    add("--num-host-blocks", type=int, metavar="N", help="KV blocks kept in host memory (default: 0 on a CPU)")
     add("--max-model-len", type=int, metavar="N", help="window (default: the model's)")
     add("--max-queued", type=int, metavar="N", help="waiting requests before 503 (default: 1024)")
+    add("--max-queued-tokens", type=int, metavar="N", help="their tokens before 503 (default: 1048576)")
     add(
         "--no-prefix-cache",
         dest="prefix_cache",

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+
+Spill = Callable[[int, bytes], object]
+"""Told of a block whose shared content is about to be overwritten, and its hash."""
 
 
 class BlockPool:
@@ -19,6 +22,7 @@ class BlockPool:
         self.evictions = 0
         self._refs = [0] * num_blocks
         self._hash: list[bytes | None] = [None] * num_blocks
+        self._reused = [False] * num_blocks
         self._by_hash: dict[bytes, int] = {}
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
 
@@ -51,18 +55,23 @@ class BlockPool:
         return sum(self._refs[block] == 0 for block in blocks)
 
     def hold(self, blocks: Iterable[int]) -> None:
-        """Take one reference on each block, reviving those in the free list."""
+        """Take one reference on each found block, reviving those in the free list."""
         for block in blocks:
             if self._refs[block] == 0:
                 del self._free[block]
             self._refs[block] += 1
+            self._reused[block] = True
 
-    def take(self, count: int) -> list[int]:
-        """Pop `count` blocks for new content; the caller has checked `num_free`."""
+    def take(self, count: int, spill: Spill = lambda block, digest: None) -> list[int]:
+        """Pop `count` blocks for new content; the caller has checked `num_free`.
+
+        `spill` may save what is lost, but hears only of content that was found again at least once: a prompt nobody
+        repeated is not worth a copy.
+        """
         taken = []
         for _ in range(count):
             block, _ = self._free.popitem(last=False)
-            self._forget(block)
+            self._forget(block, spill)
             self._refs[block] = 1
             taken.append(block)
         return taken
@@ -95,9 +104,22 @@ class BlockPool:
         for digest, block in self._by_hash.items():
             assert self._hash[block] == digest, f"block {block} does not carry its hash"
 
-    def _forget(self, block: int) -> None:
+    def picture(self) -> str:
+        """One character a block: `.` free, `c` free but cached, `1` to `9` held so often, `+` more. For any thread."""
+        refs, hashes = list(self._refs), list(self._hash)
+        free = (".", "c")
+        return "".join(
+            free[digest is not None] if ref == 0 else str(ref) if ref < 10 else "+"
+            for ref, digest in zip(refs, hashes, strict=True)
+        )
+
+    def _forget(self, block: int, spill: Spill) -> None:
         digest = self._hash[block]
-        if digest is not None:
-            del self._by_hash[digest]
-            self._hash[block] = None
-            self.evictions += 1
+        if digest is None:
+            return
+        if self._reused[block]:
+            spill(block, digest)
+            self._reused[block] = False
+        del self._by_hash[digest]
+        self._hash[block] = None
+        self.evictions += 1

@@ -15,8 +15,10 @@ from engine import __version__
 from engine.blocks import BlockPool
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+from engine.hostcache import HostCache
 from engine.model.attention import KVCache
 from engine.model.decoder import Decoder
+from engine.model.hostpool import HostPool
 from engine.model.loader import LoadedModel, load_model
 from engine.runner import TorchRunner
 from engine.sampler import Sampler
@@ -52,6 +54,7 @@ class Engine:
             "max_model_len": self.max_model_len,
             "num_blocks": pool.num_blocks,
             "block_size": pool.block_size,
+            "num_host_blocks": self.scheduler.host.num_slots,
             "max_num_seqs": self.config.max_num_seqs,
             "load_seconds": round(self.load_seconds, 3),
             "weights_bytes": decoder.weights.num_bytes,
@@ -78,7 +81,7 @@ def build(config: EngineConfig, progress: Callable[[float], None] = lambda done:
     gc.collect()
     gc.freeze()
     pool = BlockPool(runner.cache.num_blocks, config.block_size)
-    scheduler = Scheduler(pool, _limits(config))
+    scheduler = Scheduler(pool, _limits(config), HostCache(_host_blocks(config, runner.cache, device)))
     return Engine(config, tokenizer, runner, scheduler, window, time.monotonic() - began)
 
 
@@ -101,7 +104,13 @@ def _runner(config: EngineConfig, model: LoadedModel, window: int, device: torch
         DTYPES[config.dtype],
         device,
     )
-    return TorchRunner(Decoder(shape, model.weights, window), cache, Sampler())
+    slots = _host_blocks(config, cache, device)
+    host = HostPool(cache, slots) if slots else None
+    return TorchRunner(Decoder(shape, model.weights, window), cache, Sampler(), host)
+
+
+def _host_blocks(config: EngineConfig, cache: KVCache, device: torch.device) -> int:
+    return config.resolved_host_blocks(cache.num_blocks, cache.num_bytes // cache.num_blocks, device.type)
 
 
 def _limits(config: EngineConfig) -> SchedulerLimits:

@@ -14,6 +14,7 @@ from pathlib import Path
 from engine.errors import ConfigError
 
 DTYPES = ("bf16", "fp32")
+HOST_BYTES = 4 << 30
 FAULT_PHASES = ("tokenize", "engine_queue", "prefill", "decode", "hang")
 
 
@@ -29,20 +30,26 @@ class EngineConfig:
     threads: int | None = None
     block_size: int = 16
     num_blocks: int | None = None
+    num_host_blocks: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
     max_model_len: int | None = None
     max_queued: int = 1024
+    max_queued_tokens: int = 1_048_576
     prefix_cache: bool = True
     faults: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        at_least_one = ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_queued")
+        at_least_one = ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_queued", "max_queued_tokens")
         optional = ("threads", "num_blocks", "max_model_len")
         for name in at_least_one + optional:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}.")
+        if (self.num_host_blocks or 0) < 0:
+            raise ConfigError(f"num_host_blocks must be at least 0, not {self.num_host_blocks}.")
+        if self.num_host_blocks and not self.prefix_cache:
+            raise ConfigError("num_host_blocks needs the prefix cache: blocks are found on the host by their hash.")
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}.")
         if self.device not in ("auto", "cpu", "cuda"):
@@ -75,6 +82,17 @@ class EngineConfig:
         """KV blocks: as told, else room for 32 sequences of 2,048 tokens and one full window."""
         wanted = max(32 * 2048, self.max_model_len or max_position)
         return self.num_blocks or -(-wanted // self.block_size)
+
+    def resolved_host_blocks(self, num_blocks: int, block_bytes: int, device: str) -> int:
+        """Host slots: as told, else as many as a card has blocks, within 4 GiB.
+
+        On a CPU none: `num_blocks` more would cost the same memory and save the copies.
+        """
+        if self.num_host_blocks is not None:
+            return self.num_host_blocks
+        if device == "cpu" or not self.prefix_cache:
+            return 0
+        return min(num_blocks, HOST_BYTES // block_bytes)
 
     def resolved_window(self, max_position: int) -> int:
         """Tokens per sequence: as told, else the model's, never more than the pool holds."""

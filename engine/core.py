@@ -2,6 +2,8 @@
 
 Everyone else talks to it through a mailbox, which is drained before a step is planned and again
 before it is committed. So an abort frees its blocks in the same step, and no token follows it.
+
+A step's deltas are handed over while the device works on the next step, or at once when there is none.
 """
 
 from __future__ import annotations
@@ -10,19 +12,25 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from engine.errors import RequestError
+from engine.grammar import NO_MASKS, Masks
 from engine.outbox import Choice, Delta
 from engine.runner import Runner
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
+from engine.steps import Parts, StepLog, StepRecord
 from engine.types import FinishReason, Sampled, Step
 
 HUNG_FLOOR_S = 10.0
 HUNG_FACTOR = 5.0
+STEP_FAULTS = (RuntimeError, IndexError, ValueError)
+"""How torch and numpy report memory, kernels, indices and shapes: the step's sequences end, the others go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +56,7 @@ Deliveries = list[tuple[Choice, Delta]]
 class Observer(Protocol):
     """Sees steps, tokens and ends as they happen, on the step thread; metrics implement it."""
 
-    def on_step(self, step: Step, seconds: float) -> None:
+    def on_step(self, record: StepRecord) -> None:
         """A step was committed."""
         ...
 
@@ -91,13 +99,19 @@ class EngineCore:
         runner: Runner,
         deliver: Callable[[Deliveries], None],
         observer: Observer,
+        vocab_size: int = 0,
     ) -> None:
         self.scheduler = scheduler
+        self.steps = StepLog()
         self.pace = Pace()
         self.fault: str | None = None
         self.started_at = time.monotonic()
         self.last_step_at = self.started_at
         self._runner = runner
+        # A runner may say that its forward returns before the device is done, and what its last step spent time on.
+        self._returns_early = bool(getattr(runner, "returns_early", False))
+        self._runner_parts: Callable[[], Mapping[str, float]] = getattr(runner, "parts", dict)
+        self._mask_words = -(-vocab_size // 32)
         self._deliver = deliver
         self._observer = observer
         self._mailbox: deque[Message] = deque()
@@ -124,6 +138,10 @@ class EngineCore:
         self._mailbox.append(message)
         self._wake.set()
 
+    def wake(self) -> None:
+        """Have the step thread look again: a grammar was compiled. Any thread may call this."""
+        self._wake.set()
+
     def abort_all(self, error: str) -> None:
         """End everything with an error that clients can read."""
         self.post(Abort(None, FinishReason.ERROR, error))
@@ -135,8 +153,15 @@ class EngineCore:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences queued, those still in the mailbox included."""
-        return len(self.scheduler.waiting) + len(self._mailbox)
+        """Sequences queued, those still in the mailbox or waiting for a grammar included."""
+        return len(self.scheduler.waiting) + len(self.scheduler.compiling) + len(self._mailbox)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Prompt and output tokens of those sequences."""
+        posted = [m.choice.sequence for m in tuple(self._mailbox) if isinstance(m, Add)]
+        apart = sum([sequence.num_tokens for sequence in (*posted, *tuple(self.scheduler.compiling))])
+        return self.scheduler.waiting.num_tokens + apart
 
     def timing(self) -> dict[str, float]:
         """Ages in seconds, and how long recent steps took in milliseconds."""
@@ -168,7 +193,7 @@ class EngineCore:
             while not self._stopping:
                 self._wake.clear()
                 self._drain()
-                if self.scheduler.has_work:
+                if self.scheduler.can_step:
                     self._busy_since = self._busy_since or time.monotonic()
                     self._step()
                 else:
@@ -184,25 +209,61 @@ class EngineCore:
             self._busy_since = None
             self.scheduler.check()
         self._flush()
-        self._wake.wait()
+        deadline = self.scheduler.next_deadline
+        self._wake.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
 
     def _step(self) -> None:
-        began = time.monotonic()
+        parts = Parts()
         step = self.scheduler.schedule()
         self._step_tokens = step.num_tokens
+        parts.mark("schedule")
         try:
-            computed = self._runner.forward(step)
-            sampled = self._runner.sample(step, computed)
-        except (RuntimeError, IndexError, ValueError) as error:
-            # torch and numpy report memory, kernels, indices and shapes this way; others can go on.
+            sampled = self._compute(step, parts)
+        except STEP_FAULTS as error:
             self._fail_step(step, f"{type(error).__name__}: {error}")
             return
         self._drain()
         self.scheduler.complete(step, sampled, self._on_token)
-        self.last_step_at = time.monotonic()
-        self._flush()
-        self.pace.record(step.num_tokens, self.last_step_at - began)
-        self._observer.on_step(step, self.last_step_at - began)
+        parts.mark("commit")
+        self.last_step_at = parts.last
+        self.pace.record(step.num_tokens, parts.total)
+        record = StepRecord.of(step, parts, self._runner_parts(), len(self.scheduler.running), self.num_waiting)
+        self.steps.append(record)
+        self._observer.on_step(record)
+
+    def _compute(self, step: Step, parts: Parts) -> dict[int, Sampled]:
+        """Run the step, and beside it deliver what the one before gave.
+
+        Where forward blocks, the deltas go out before it: the event loop then sends them while the device computes.
+        """
+        if not self._returns_early:
+            self._flush()
+            parts.mark("deliver")
+        computed = self._runner.forward(step)
+        parts.mark("forward")
+        if self._returns_early:
+            self._flush()
+            parts.mark("deliver")
+        masks = self._masks(step)
+        parts.mark("mask")
+        sampled = self._runner.sample(step, computed, masks)
+        parts.mark("sample")
+        return sampled
+
+    def _masks(self, step: Step) -> Masks:
+        """What the grammars of the sampling sequences allow next. One that cannot tell ends its own sequence only."""
+        constrained = [(s, s.grammar) for s in (c.sequence for c in step.chunks if c.samples) if s.grammar is not None]
+        if not constrained:
+            return NO_MASKS
+        rows = np.full((len(constrained), self._mask_words), -1, np.int32)
+        masks = {}
+        for (sequence, grammar), row in zip(constrained, rows, strict=True):
+            try:
+                grammar.fill(row)
+            except STEP_FAULTS as error:
+                self._abort(Abort((sequence.id,), FinishReason.ERROR, str(error)))
+            masks[sequence.id] = row
+        return masks
 
     def _drain(self) -> None:
         while self._mailbox:
@@ -211,6 +272,8 @@ class EngineCore:
                 self._add(message.choice)
             else:
                 self._abort(message)
+        for sequence in self.scheduler.refresh(time.monotonic()):
+            self._close(sequence, Delta(finish=sequence.finish_reason, error=_why(sequence)))
 
     def _add(self, choice: Choice) -> None:
         self._choices[choice.sequence.id] = choice
@@ -249,8 +312,8 @@ class EngineCore:
         self._deliver(out)
 
     def _fail_step(self, step: Step, error: str) -> None:
-        ids = tuple(chunk.sequence.id for chunk in step.chunks)
-        self._abort(Abort(ids, FinishReason.ERROR, error))
+        for sequence in self.scheduler.fail(step):
+            self._close(sequence, Delta(finish=FinishReason.ERROR, error=error))
         self.last_step_at = time.monotonic()
         self._flush()
 
@@ -258,3 +321,10 @@ class EngineCore:
         self._drain()
         self._abort(Abort(None, FinishReason.ERROR, error))
         self._flush()
+
+
+def _why(sequence: Sequence) -> str | None:
+    """What a client is told of a sequence that ended by itself, without a token."""
+    if sequence.finish_reason is FinishReason.DEADLINE:
+        return "The deadline of this request passed before its answer was complete."
+    return sequence.grammar.error if sequence.grammar is not None else None

@@ -10,6 +10,7 @@ EngineError
 │   ├── UnknownModel       the name is not served here (404)
 │   └── TemplateError      the chat template refuses these messages
 ├── Unauthorized           missing or wrong bearer key (401)
+├── DeadlineExceeded       the request's own deadline passed (504)
 ├── Overloaded             the queue is full or the server drains (503, retry later)
 └── EngineFault            a step failed or the step thread died (500)
 """
@@ -85,6 +86,14 @@ class Overloaded(RequestError):
     def __init__(self, message: str, retry_after: int = 1) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class DeadlineExceeded(RequestError):
+    """The answer was not complete when the request's `deadline_ms` were over."""
+
+    status = 504
+    code = "deadline_exceeded"
+    type = "timeout_error"
 
 
 class EngineFault(RequestError):

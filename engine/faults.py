@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from engine.grammar import NO_MASKS, Masks
 from engine.runner import Runner
@@ -21,6 +21,8 @@ class FaultyRunner:
         self._inner = inner
         self._delays = delays
         self._first_step_at: float | None = None
+        self.returns_early = bool(getattr(inner, "returns_early", False))
+        self.parts: Callable[[], Mapping[str, float]] = getattr(inner, "parts", dict)
 
     def forward(self, step: Step) -> object:
         """See Runner."""

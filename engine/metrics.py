@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -12,7 +12,8 @@ from prometheus_client.registry import Collector
 
 from engine.core import EngineCore
 from engine.sequence import Sequence
-from engine.types import FinishReason, Step
+from engine.steps import StepRecord
+from engine.types import FinishReason
 
 _SECONDS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
@@ -56,9 +57,9 @@ class EngineMetrics:
         ends = tuple(self._ends)
         return (len(ends) - 1) / (ends[-1] - ends[0]) if len(ends) > 1 else 0.0
 
-    def on_step(self, step: Step, seconds: float) -> None:
+    def on_step(self, record: StepRecord) -> None:
         """See Observer."""
-        self._iteration.observe(step.num_tokens)
+        self._iteration.observe(record.decode_tokens + record.prefill_tokens)
 
     def on_token(self, sequence: Sequence) -> None:
         """See Observer."""
@@ -104,32 +105,42 @@ class _CoreCollector(Collector):
         yield self._gauge("vllm:kv_cache_usage_perc", "KV blocks in use, 0 to 1", pool.usage)
         yield self._gauge("fanlight:free_blocks", "KV blocks not in use", pool.num_free)
         yield self._gauge("fanlight:total_blocks", "KV blocks in all", pool.num_blocks)
+        yield self._gauge("fanlight:host_blocks", "Slots of the host cache", core.scheduler.host.num_slots)
+        yield self._gauge("fanlight:host_blocks_used", "Slots that hold a block", core.scheduler.host.num_used)
         yield from self._counters()
-        yield self._finished()
+        yield self._by("vllm:request_success", "Sequences ended, by reason", "finished_reason", self._ends())
+        yield self._by("fanlight:preemptions", "Sequences preempted, by how", "kind", self._preemptions())
+        yield self._by("fanlight:step_seconds", "Time of steps, by part", "part", dict(core.steps.seconds))
         yield self._cache_config()
 
     def _counters(self) -> Iterator[Metric]:
         counts = self._core.scheduler.counts
         for name, text, value in (
-            ("prefix_cache_queries", "Prompt tokens looked up", counts.prefix_query_tokens),
-            ("prefix_cache_hits", "Prompt tokens found cached", counts.prefix_hit_tokens),
-            ("prompt_tokens", "Prompt tokens of admitted requests", counts.prompt_tokens),
-            ("generation_tokens", "Tokens generated", counts.generation_tokens),
-            ("num_preemptions", "Sequences preempted", counts.preemptions),
+            ("vllm:prefix_cache_queries", "Prompt tokens looked up", counts.prefix_query_tokens),
+            ("vllm:prefix_cache_hits", "Prompt tokens found cached", counts.prefix_hit_tokens),
+            ("fanlight:host_cache_hits", "Of these, prompt tokens found on the host", counts.host_hit_tokens),
+            ("fanlight:swapped_out_blocks", "KV blocks copied to the host", counts.swapped_out_blocks),
+            ("fanlight:swapped_in_blocks", "KV blocks copied from the host", counts.swapped_in_blocks),
+            ("vllm:prompt_tokens", "Prompt tokens of admitted requests", counts.prompt_tokens),
+            ("vllm:generation_tokens", "Tokens generated", counts.generation_tokens),
+            ("vllm:num_preemptions", "Sequences preempted", counts.preemptions.total()),
         ):
-            family = CounterMetricFamily(f"vllm:{name}", text, labels=["model_name"])
+            family = CounterMetricFamily(name, text, labels=["model_name"])
             family.add_metric(self._labels, value)
             yield family
 
-    def _finished(self) -> Metric:
-        family = CounterMetricFamily(
-            "vllm:request_success",
-            "Sequences ended, by reason",
-            labels=["model_name", "finished_reason"],
-        )
+    def _ends(self) -> dict[str, float]:
         finished = self._core.scheduler.counts.finished
-        for reason in FinishReason:
-            family.add_metric([*self._labels, reason.value], finished[reason.value])
+        return {reason.value: finished[reason.value] for reason in FinishReason}
+
+    def _preemptions(self) -> dict[str, float]:
+        preemptions = self._core.scheduler.counts.preemptions
+        return {kind: preemptions[kind] for kind in ("swap", "recompute")}
+
+    def _by(self, name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+        family = CounterMetricFamily(name, text, labels=["model_name", label])
+        for value, number in values.items():
+            family.add_metric([*self._labels, value], number)
         return family
 
     def _cache_config(self) -> Metric:

@@ -11,6 +11,7 @@ from torch import Tensor
 from engine.grammar import NO_MASKS, Masks
 from engine.model.attention import KVCache, plan_groups
 from engine.model.decoder import Batch, Decoder
+from engine.model.hostpool import HostPool
 from engine.sampler import Sampler
 from engine.types import Chunk, Sampled, Step
 
@@ -36,14 +37,20 @@ class Runner(Protocol):
 class TorchRunner:
     """Runs steps on a torch device; owns the KV cache."""
 
-    def __init__(self, decoder: Decoder, cache: KVCache, sampler: Sampler) -> None:
+    def __init__(self, decoder: Decoder, cache: KVCache, sampler: Sampler, host: HostPool | None = None) -> None:
         self.decoder = decoder
         self.cache = cache
         self.sampler = sampler
+        self.host = host
+        # Kernels are only queued on a card, so its forward comes back at once.
+        self.returns_early = decoder.device.type == "cuda"
 
     @torch.inference_mode()
     def forward(self, step: Step) -> object:
         """Logits [num_samples, vocab] float32 of the sampling chunks, with those chunks."""
+        if self.host is not None:
+            self.host.copy_out(step.copies_out)
+            self.host.copy_in(step.copies_in)
         chunks = order_chunks(step.chunks)
         sampling = [chunk for chunk in chunks if chunk.samples]
         return sampling, self.decoder.forward(self._batch(chunks), self.cache)

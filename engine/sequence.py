@@ -6,6 +6,7 @@ from array import array
 from hashlib import blake2b
 from typing import Any
 
+from engine.grammar import Grammar
 from engine.timeline import Timeline
 from engine.types import FinishReason, SamplingParams, Status
 
@@ -26,6 +27,8 @@ class Sequence:
 
     There are no phases: a sequence has `num_tokens` and `num_computed` of them are in the KV
     cache. Prefill, decode, resume and a prefix hit differ only in how large the gap is.
+
+    `tenant` is whom its service is counted for; `deadline` is when it must have ended, on the caller's clock.
     """
 
     def __init__(
@@ -36,6 +39,9 @@ class Sequence:
         *,
         root: bytes = b"",
         priority: int = 0,
+        tenant: str = "",
+        deadline: float | None = None,
+        grammar: Grammar | None = None,
         timeline: Timeline | None = None,
     ) -> None:
         self.id = id
@@ -43,11 +49,16 @@ class Sequence:
         self.num_prompt = len(prompt)
         self.params = params
         self.priority = priority
+        self.tenant = tenant
+        self.deadline = deadline
+        self.grammar = grammar
         self.timeline = timeline or Timeline()
-        self.status = Status.WAITING
+        self.status = Status.WAITING if grammar is None or grammar.ready else Status.WAITING_FOR_GRAMMAR
         self.finish_reason: FinishReason | None = None
         self.num_computed = 0
         self.num_cached = 0
+        self.num_cached_host = 0
+        self.num_published = 0
         self.block_table: list[int] = []
         self.preemptions = 0
         self._root = root
@@ -108,6 +119,8 @@ class Sequence:
         params = self.params
         if token_id in params.stop_token_ids and self.num_output > params.min_tokens:
             return FinishReason.STOP
+        if self.grammar is not None:
+            self.grammar.accept(token_id)
         if self.num_output >= params.max_tokens:
             return FinishReason.LENGTH
         return None

@@ -13,13 +13,15 @@ if TYPE_CHECKING:
 class Status(StrEnum):
     """Where a sequence stands.
 
-    WAITING ──admitted──▶ RUNNING ──last token, stop, abort, error──▶ FINISHED
-                           │   ▲
-             no free block │   │ admitted again (KV recomputed)
-                           ▼   │
-                         PREEMPTED          WAITING and PREEMPTED may also finish by abort.
+    WAITING_FOR_GRAMMAR ──compiled──▶ WAITING ──admitted──▶ RUNNING ──last token, stop──▶ FINISHED
+                                                             │   ▲
+                                               no free block │   │ admitted again: blocks found on the
+                                                             ▼   │ device or the host, the rest recomputed
+                                                           PREEMPTED
+    From anywhere: abort, deadline or error ──▶ FINISHED.
     """
 
+    WAITING_FOR_GRAMMAR = "waiting_for_grammar"
     WAITING = "waiting"
     RUNNING = "running"
     PREEMPTED = "preempted"
@@ -32,6 +34,7 @@ class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
+    DEADLINE = "deadline"
     ERROR = "error"
 
 
@@ -94,13 +97,22 @@ class Chunk:
 
 @dataclass(slots=True)
 class Step:
-    """One engine iteration: a mixed batch of decode and prefill chunks."""
+    """One engine iteration: block copies, then a mixed batch of decode and prefill chunks.
+
+    The device does `copies_out` (device block, host slot) first, then `copies_in` (host slot, device block), then the
+    chunks: so a block is saved before it is written to, and filled before it is read.
+    """
 
     index: int
     chunks: list[Chunk] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
+    copies_out: list[tuple[int, int]] = field(default_factory=list)
+    copies_in: list[tuple[int, int]] = field(default_factory=list)
+    decode_tokens: int = 0
+    admitted: int = 0
+    cached_tokens: int = 0
 
     @property
     def num_tokens(self) -> int:
         """Tokens computed in this step, over all chunks."""
-        return sum(chunk.count for chunk in self.chunks)
+        return sum([chunk.count for chunk in self.chunks])

@@ -59,6 +59,11 @@ class KVCache:
         )
 
     @property
+    def block_view(self) -> Tensor:
+        """[layers × 2 × kv_heads, num_blocks, block_size, head_dim]: see BlockStore."""
+        return self.data.flatten(0, 1)
+
+    @property
     def num_bytes(self) -> int:
         """Size when every block has been touched."""
         return self.data.numel() * self.data.element_size()

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from engine import __version__
+from engine.blockmap import block_map
 from engine.errors import RequestError, Unauthorized, UnknownModel
 from engine.server.answers import answer
 from engine.server.http import Disconnected, Exchange, Receive, Scope, Send
@@ -28,6 +29,8 @@ class EngineApp:
             ("GET", "/stats"): self._stats,
             ("GET", "/metrics"): self._metrics,
             ("GET", "/version"): self._version,
+            ("GET", "/debug/steps"): self._steps,
+            ("GET", "/debug/blocks"): self._blocks,
         }
         if inference:
             self._routes |= {
@@ -99,6 +102,15 @@ class EngineApp:
 
     async def _metrics(self, exchange: Exchange) -> None:
         await exchange.reply(200, self._service.metrics.render(), METRICS_TYPE)
+
+    async def _steps(self, exchange: Exchange) -> None:
+        asked = exchange.query.get("last", "100")
+        if not asked.isascii() or not asked.isdigit() or len(asked) > 9:
+            raise RequestError("'last' must be a number of steps.", "last")
+        await exchange.json(self._service.last_steps(int(asked)))
+
+    async def _blocks(self, exchange: Exchange) -> None:
+        await exchange.json(block_map(self._service.core.scheduler))
 
     async def _version(self, exchange: Exchange) -> None:
         await exchange.json({"version": __version__})

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.core import Abort, Add
-from engine.errors import ContextTooLong, EngineFault, Overloaded, RequestError
+from engine.errors import ContextTooLong, DeadlineExceeded, EngineFault, Overloaded, RequestError
 from engine.outbox import Choice, Outbox
 from engine.sequence import Sequence, hash_root
 from engine.server.schema import CompletionRequest
@@ -47,7 +47,7 @@ class Generation:
         """Tokenise and queue. Raises ContextTooLong, TemplateError or Overloaded."""
         prompt = await self._tokenise()
         max_tokens = self._bound(len(prompt))
-        self._refuse_overload()
+        self._refuse_overload(len(prompt))
         root = hash_root(self._service.config.revision, self.request.fields.get("cache_salt", ""))
         for index in range(self.request.choices):
             self.choices.append(self._choice(index, prompt, max_tokens, root))
@@ -74,8 +74,10 @@ class Generation:
         return Usage(first.num_prompt, first.num_cached, self.outbox.generated)
 
     def ended(self, finish: FinishReason, error: str | None) -> None:
-        """Note the end of a choice. Raises EngineFault unless the client may see the reason."""
+        """Note the end of a choice. Raises DeadlineExceeded, or EngineFault unless it is an end a client knows."""
         self._open -= 1
+        if finish is FinishReason.DEADLINE:
+            raise DeadlineExceeded(error or "The deadline passed.", "deadline_ms")
         if finish not in (FinishReason.STOP, FinishReason.LENGTH):
             raise EngineFault(error or f"The generation ended with: {finish.value}.")
 
@@ -92,11 +94,19 @@ class Generation:
             "anchor": {"wall_ns": self.anchor.wall_ns, "mono_ns": self.anchor.mono_ns},
             "events": self.timeline.as_list(),
             "dropped": self.timeline.dropped,
+            "sequence_id": first.id,
             "cached_tokens": first.num_cached,
+            "host_tokens": first.num_cached_host,
             "computed_tokens": first.num_prompt - first.num_cached,
             "block_size": self._service.config.block_size,
             "preemptions": first.preemptions,
         }
+
+    @property
+    def _deadline(self) -> float | None:
+        """When the answer must be complete, on the monotonic clock, counted from when the body was received."""
+        allowed = self.request.fields.get("deadline_ms")
+        return None if allowed is None else self.anchor.mono_ns / 1e9 + allowed / 1e3
 
     async def _tokenise(self) -> list[int]:
         request, tokenizer = self.request, self._service.tokenizer
@@ -138,7 +148,7 @@ class Generation:
             )
         return wanted or window - prompt_tokens
 
-    def _refuse_overload(self) -> None:
+    def _refuse_overload(self, prompt_tokens: int) -> None:
         core, limit = self._service.core, self._service.config.max_queued
         reason = core.unhealthy()
         if self._service.draining:
@@ -150,6 +160,11 @@ class Generation:
                 f"{core.num_waiting} requests wait already; the limit is {limit}.",
                 self._service.retry_after(),
             )
+        tokens, most = core.num_waiting_tokens, self._service.config.max_queued_tokens
+        if tokens and tokens + prompt_tokens * self.request.choices > most:
+            raise Overloaded(
+                f"Requests with {tokens} tokens wait already; the limit is {most}.", self._service.retry_after()
+            )
 
     def _choice(self, index: int, prompt: list[int], max_tokens: int, root: bytes) -> Choice:
         tokenizer = self._service.tokenizer
@@ -159,6 +174,8 @@ class Generation:
             self.request.sampling(max_tokens, tokenizer.special.end_ids, index),
             root=root,
             priority=self.request.fields.get("priority", 0),
+            tenant=self.request.fields.get("cache_salt", ""),
+            deadline=self._deadline,
             timeline=self.timeline if index == 0 else Timeline(),
         )
         return Choice(index, sequence, tokenizer.detokenizer(), self.outbox)

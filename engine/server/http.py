@@ -6,6 +6,7 @@ import re
 import uuid
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
+from urllib.parse import parse_qs
 
 import msgspec
 
@@ -30,6 +31,9 @@ class Exchange:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
+        self.query = {
+            name: values[-1] for name, values in parse_qs(scope.get("query_string", b"").decode("latin-1")).items()
+        }
         self.receive = receive
         self._send = send
         self._headers = {k.lower(): v for k, v in scope["headers"]}

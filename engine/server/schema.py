@@ -284,6 +284,7 @@ COMMON: dict[str, Check] = {
     "cache_salt": _TEXT,
     "priority": _integer(-(2**31), 2**31),
     "request_id": _request_id,
+    "deadline_ms": _integer(1, 86_400_000),
 }
 CHAT: dict[str, Check] = COMMON | {
     "messages": _messages,

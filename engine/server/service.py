@@ -36,7 +36,7 @@ class Service:
         runner: Runner = engine.runner
         if config.faults:
             runner = FaultyRunner(runner, config.faults)
-        self.core = EngineCore(engine.scheduler, runner, self._deliver, self.metrics)
+        self.core = EngineCore(engine.scheduler, runner, self._deliver, self.metrics, engine.vocab_size)
         self.metrics.watch(self.core)
 
     def next_id(self) -> int:
@@ -52,7 +52,8 @@ class Service:
 
     def stats(self) -> dict[str, Any]:
         """The body of GET /stats."""
-        core, pool, counts = self.core, self.core.scheduler.pool, self.core.scheduler.counts
+        core, scheduler = self.core, self.core.scheduler
+        pool, counts = scheduler.pool, scheduler.counts
         return {
             "steps": counts.steps,
             "running": core.num_running,
@@ -67,7 +68,15 @@ class Service:
             "prompt_tokens": counts.prompt_tokens,
             "generation_tokens": counts.generation_tokens,
             "undelivered_tokens": self.undelivered_tokens,
-            "preemptions": counts.preemptions,
+            "preemptions": counts.preemptions.total(),
+            "preemptions_by_kind": dict(counts.preemptions),
+            "host_blocks": scheduler.host.num_slots,
+            "host_blocks_used": scheduler.host.num_used,
+            "host_hit_tokens": counts.host_hit_tokens,
+            "swapped_out_blocks": counts.swapped_out_blocks,
+            "swapped_in_blocks": counts.swapped_in_blocks,
+            "waiting_tokens": core.num_waiting_tokens,
+            "step_ms_by_part": core.steps.mean_ms(),
             "requests_finished": dict(counts.finished),
             "max_num_seqs": self.config.max_num_seqs,
             "max_model_len": self.max_model_len,
@@ -77,6 +86,12 @@ class Service:
             "draining": self.draining,
             **core.timing(),
         }
+
+    def last_steps(self, count: int) -> dict[str, Any]:
+        """The body of GET /debug/steps; the anchor maps monotonic stamps to the wall clock."""
+        records = self.core.steps.last(count)
+        anchor = {"wall_ns": time.time_ns(), "mono_ns": time.monotonic_ns()}
+        return {"anchor": anchor, "steps": [record.as_dict() for record in records]}
 
     def retry_after(self) -> int:
         """Whole seconds, 1 to 60, until today's pace has drained half the queue."""

@@ -14,6 +14,7 @@ from engine.core import Abort, Add, Deliveries, EngineCore, Pace
 from engine.outbox import Choice, Delta, Outbox
 from engine.scheduler import Scheduler, SchedulerLimits
 from engine.sequence import Sequence
+from engine.steps import StepRecord
 from engine.tokenizer import Detokenizer
 from engine.types import FinishReason, Sampled, SamplingParams, Step
 from tests.engine.fakes import HashRunner, oracle
@@ -27,7 +28,7 @@ class Silent:
     def __init__(self) -> None:
         self.ended: list[int] = []
 
-    def on_step(self, step: Step, seconds: float) -> None: ...
+    def on_step(self, record: StepRecord) -> None: ...
 
     def on_token(self, sequence: Sequence) -> None: ...
 

@@ -50,7 +50,7 @@ def vars_of(config: type) -> dict[str, object]:
 def test_every_fault_phase_and_extra_field_is_documented() -> None:
     assert [phase for phase in FAULT_PHASES if f"`{phase}`" not in TEXT_OF_DOCS] == []
     extra = {"top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids", "cache_salt"}
-    assert [name for name in extra | {"priority", "request_id"} if f"`{name}`" not in TEXT_OF_DOCS] == []
+    assert [name for name in extra | {"priority", "request_id", "deadline_ms"} if f"`{name}`" not in TEXT_OF_DOCS] == []
     assert extra <= CHAT.keys() & TEXT.keys()
 
 
@@ -58,7 +58,7 @@ def test_the_table_of_events_is_complete() -> None:
     told = set(re.findall(r"^\| ([A-Z_]+) \|", TEXT_OF_DOCS, re.MULTILINE))
     calls = r'(?:\.note\(|move_to\(\s*Status\.\w+,\s*)"([A-Z_]+)"(?: if first else "([A-Z_]+)")?'
     noted = {name for names in re.findall(calls, SOURCES) for name in names if name}
-    assert len(told) == 10
+    assert len(told) == 13
     assert told == noted
 
 
