@@ -49,9 +49,12 @@ class Choice:
         self._wants_logprobs = sequence.params.top_logprobs is not None
 
     def accept(self, sampled: Sampled, reason: FinishReason | None) -> Delta:
-        """Turn a token into a delta; `finish` is `stop` when a stop string appeared."""
+        """Turn a token into a delta; `finish` is `stop` when a stop string appeared, or the grammar has ended."""
         # A stop token's own text is not part of the answer.
         text = "" if reason is FinishReason.STOP else self._detokenizer.push(sampled.token_id)
+        grammar = self.sequence.grammar
+        if grammar is not None and grammar.ended:
+            reason = FinishReason.STOP  # whatever min_tokens, ignore_eos or max_tokens say: nothing can follow
         shown = self._stops.push(text)
         delta = Delta(shown, 1, [sampled] if self._wants_logprobs else [])
         if self._stops.matched:

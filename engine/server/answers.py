@@ -9,6 +9,7 @@ from engine.errors import UnknownModel
 from engine.outbox import Delta
 from engine.server.generation import Generation
 from engine.server.http import Exchange
+from engine.server.reader import ChoiceReader
 from engine.server.schema import CompletionRequest, parse
 from engine.server.service import Service
 from engine.server.wire import DONE, Shape, event
@@ -46,6 +47,7 @@ class Answer:
         self._request: CompletionRequest = generation.request
         self._wants_timeline = exchange.header("x-fanlight-timeline") == "1"
         self._shape = Shape(exchange.request_id, service.config.name, service.tokenizer, chat=self._request.chat)
+        self._readers = [ChoiceReader(self._request.tool_use) for _ in range(self._request.choices)]
         self._seen: set[int] = set()
         self._reported_first = False
 
@@ -61,7 +63,8 @@ class Answer:
             for index, delta in await generation.outbox.take():
                 totals[index].merge(delta)
                 self._note(delta)
-        body = self._shape.body(totals, generation.usage())
+        answers = [reader.read(delta) for reader, delta in zip(self._readers, totals, strict=True)]
+        body = self._shape.body(answers, generation.usage())
         if self._wants_timeline:
             body["fanlight"] = generation.report()
         await self._exchange.json(body)
@@ -99,10 +102,11 @@ class Answer:
         if self._request.chat and index not in self._seen:
             chunks.append(self._shape.role_chunk(index))
         self._seen.add(index)
-        if delta.text or delta.sampled or (self._request.continuous_usage and delta.tokens):
-            chunks.append(self._first_report(self._shape.text_chunk(index, delta)))
-        if delta.finish is not None:
-            chunks.append(self._shape.finish_chunk(index, delta.finish))
+        said = self._readers[index].read(delta)
+        if said or (self._request.continuous_usage and delta.tokens):
+            chunks.append(self._first_report(self._shape.text_chunk(index, said)))
+        if said.reason is not None:
+            chunks.append(self._shape.finish_chunk(index, said.reason))
         return [self._with_usage(chunk) for chunk in chunks]
 
     def _with_usage(self, chunk: dict[str, Any]) -> dict[str, Any]:

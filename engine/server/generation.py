@@ -10,8 +10,10 @@ from typing import Any
 
 from engine.core import Abort, Add
 from engine.errors import ContextTooLong, DeadlineExceeded, EngineFault, Overloaded, RequestError
+from engine.guided import Compiled, GuidedGrammar
 from engine.outbox import Choice, Outbox
 from engine.sequence import Sequence, hash_root
+from engine.server.form import constraint_of, wants_form
 from engine.server.schema import CompletionRequest
 from engine.server.service import Service
 from engine.server.wire import Usage
@@ -40,11 +42,13 @@ class Generation:
         self.outbox = Outbox(service.count_undelivered)
         self.choices: list[Choice] = []
         self._service = service
+        self._compiled: Compiled | None = None
         self._posted = 0
         self._open = 0
 
     async def submit(self) -> None:
-        """Tokenise and queue. Raises ContextTooLong, TemplateError or Overloaded."""
+        """Have the grammar compiled, tokenise meanwhile, and queue. Raises RequestError."""
+        await self._constrain()
         prompt = await self._tokenise()
         max_tokens = self._bound(len(prompt))
         self._refuse_overload(len(prompt))
@@ -66,6 +70,8 @@ class Generation:
         if self.outbox.open:
             self._service.core.post(Abort(ids))
         self.outbox.leave()
+        if self._compiled is not None:
+            self._service.compiler.release(self._compiled)
 
     def usage(self) -> Usage:
         """Counts of everything delivered so far; what is returned counts as reported."""
@@ -74,10 +80,12 @@ class Generation:
         return Usage(first.num_prompt, first.num_cached, self.outbox.generated)
 
     def ended(self, finish: FinishReason, error: str | None) -> None:
-        """Note the end of a choice. Raises DeadlineExceeded, or EngineFault unless it is an end a client knows."""
+        """Note the end of a choice. Raises RequestError unless it is an end that a client knows."""
         self._open -= 1
         if finish is FinishReason.DEADLINE:
             raise DeadlineExceeded(error or "The deadline passed.", "deadline_ms")
+        if finish is FinishReason.ERROR:
+            self._blame_grammar()
         if finish not in (FinishReason.STOP, FinishReason.LENGTH):
             raise EngineFault(error or f"The generation ended with: {finish.value}.")
 
@@ -108,11 +116,30 @@ class Generation:
         allowed = self.request.fields.get("deadline_ms")
         return None if allowed is None else self.anchor.mono_ns / 1e9 + allowed / 1e3
 
+    async def _constrain(self) -> None:
+        """Start the compilation of what the request asks of its text; the sequence waits for it in the engine."""
+        request = self.request
+        if not wants_form(request.fields, request.tool_use):
+            return
+        loop = asyncio.get_running_loop()
+        constraint = await loop.run_in_executor(None, constraint_of, request.fields, request.tool_use)
+        if constraint is not None:
+            tenant = request.fields.get("cache_salt", "")
+            self._compiled = self._service.compiler.acquire(constraint, tenant)
+
+    def _blame_grammar(self) -> None:
+        """A grammar that cannot be compiled, or costs too much, is the caller's to change."""
+        for choice in self.choices:
+            grammar = choice.sequence.grammar
+            if grammar is not None and grammar.error is not None and self._compiled is not None:
+                raise RequestError(grammar.error, self._compiled.constraint.param)
+
     async def _tokenise(self) -> list[int]:
         request, tokenizer = self.request, self._service.tokenizer
         loop = asyncio.get_running_loop()
         if request.messages is not None:
-            ids = await loop.run_in_executor(None, tokenizer.encode_chat, request.messages)
+            tools = request.tool_use.definitions if request.tool_use else []
+            ids = await loop.run_in_executor(None, tokenizer.encode_chat, request.messages, tools)
         elif isinstance(request.prompt, str):
             ids = await loop.run_in_executor(None, tokenizer.encode, request.prompt)
         else:
@@ -176,6 +203,7 @@ class Generation:
             priority=self.request.fields.get("priority", 0),
             tenant=self.request.fields.get("cache_salt", ""),
             deadline=self._deadline,
+            grammar=GuidedGrammar(self._compiled) if self._compiled else None,
             timeline=self.timeline if index == 0 else Timeline(),
         )
         return Choice(index, sequence, tokenizer.detokenizer(), self.outbox)

@@ -12,7 +12,9 @@ from typing import Any
 import msgspec
 
 from engine.errors import RequestError
+from engine.server import form
 from engine.server.http import safe_id
+from engine.tools.tool import ToolUse, read_tools
 from engine.types import SamplingParams
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -32,6 +34,7 @@ class CompletionRequest:
     messages: list[dict[str, Any]] | None
     prompt: str | list[int] | None
     fields: dict[str, Any] = field(default_factory=dict)
+    tool_use: ToolUse | None = None
 
     @property
     def chat(self) -> bool:
@@ -110,7 +113,9 @@ def parse(data: bytes, *, chat: bool) -> CompletionRequest:
         if name not in fields:
             raise RequestError(f"The field '{name}' is required.", name)
     _check_together(fields, chat=chat)
-    return CompletionRequest(fields.pop("model"), fields.pop("messages", None), fields.pop("prompt", None), fields)
+    use = form.tools_of(fields)
+    model, messages, prompt = (fields.pop(name, None) for name in ("model", "messages", "prompt"))
+    return CompletionRequest(model, messages, prompt, fields, use)
 
 
 def _checked(checks: Mapping[str, Check], name: str, value: Any) -> Any:
@@ -219,12 +224,6 @@ def _stream_options(value: Any) -> dict[str, bool]:
     return value
 
 
-def _response_format(value: Any) -> Any:
-    if not isinstance(value, dict) or value.get("type") != "text":
-        raise ValueError("this engine cannot do it yet; only {'type': 'text'} works.")
-    return value
-
-
 def _messages(value: Any) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not value:
         raise ValueError("a non-empty list is expected.")
@@ -232,6 +231,7 @@ def _messages(value: Any) -> list[dict[str, Any]]:
         if not isinstance(message, dict) or message.get("role") not in ROLES:
             raise ValueError(f"message {index} needs a role out of {', '.join(ROLES)}.")
         _content(index, message.get("content"))
+        _calls(index, message.get("tool_calls"))
     return value
 
 
@@ -244,6 +244,18 @@ def _content(index: int, content: Any) -> None:
         ok = isinstance(part, dict) and part.get("type") == "text"
         if not ok or not isinstance(part.get("text"), str):
             raise ValueError(f"message {index}: only parts {{'type': 'text', 'text': …}} work.")
+
+
+def _calls(index: int, calls: Any) -> None:
+    if calls is None:
+        return
+    good = isinstance(calls, list) and all(isinstance(call, dict) for call in calls)
+    for call in calls if good else ():
+        function = call.get("function")
+        texts = (function.get("name"), function.get("arguments")) if isinstance(function, dict) else (None,)
+        good = good and all(isinstance(text, str) for text in texts)
+    if not good:
+        raise ValueError(f"the tool_calls of message {index} need a function with name and arguments, both text.")
 
 
 def _request_id(value: Any) -> str:
@@ -285,17 +297,19 @@ COMMON: dict[str, Check] = {
     "priority": _integer(-(2**31), 2**31),
     "request_id": _request_id,
     "deadline_ms": _integer(1, 86_400_000),
+    "structured_outputs": form.structured_outputs,
+    **{name: form.structured(name.removeprefix("guided_")) for name in form.GUIDED},
 }
 CHAT: dict[str, Check] = COMMON | {
     "messages": _messages,
     "max_completion_tokens": _integer(1),
     "logprobs": _BOOL,
     "top_logprobs": _integer(0, 20),
-    "response_format": _response_format,
-    "tools": _only([], why=_NOT_YET),
-    "tool_choice": _only("none", "auto", why=_NOT_YET),
-    "functions": _only([], why=_NOT_YET),
-    "function_call": _only("none", "auto", why=_NOT_YET),
+    "response_format": form.response_format,
+    "tools": read_tools,
+    "tool_choice": _kind(str, dict, name="none, auto, required or a function"),
+    "functions": _only([], why="send 'tools' instead."),
+    "function_call": _only("none", "auto", why="send 'tool_choice' instead."),
     "parallel_tool_calls": _BOOL,
     "modalities": _only(["text"], why="only text comes out of this engine."),
 }

@@ -13,6 +13,7 @@ from engine import __version__
 from engine.boot import Engine
 from engine.core import Deliveries, EngineCore
 from engine.faults import FaultyRunner
+from engine.guided import Compiler
 from engine.metrics import EngineMetrics
 from engine.runner import Runner
 
@@ -38,6 +39,8 @@ class Service:
             runner = FaultyRunner(runner, config.faults)
         self.core = EngineCore(engine.scheduler, runner, self._deliver, self.metrics, engine.vocab_size)
         self.metrics.watch(self.core)
+        self.compiler = Compiler(engine.tokenizer, engine.vocab_size, self.core.wake)
+        self.compiler.prepare()
 
     def next_id(self) -> int:
         """Sequence ids rise with arrival, which is what orders equals in the queue."""

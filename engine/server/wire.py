@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 
-from engine.outbox import Delta
+from engine.server.reader import Said
 from engine.tokenizer import Tokenizer
-from engine.types import FinishReason, Sampled
+from engine.tools.parser import CallPart
+from engine.types import Sampled
 
 DONE = b"data: [DONE]\n\n"
-_WIRE_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
 
 def event(payload: dict[str, Any]) -> bytes:
@@ -58,35 +58,33 @@ class Shape:
         delta = {"role": "assistant", "content": ""}
         return self._of(index, {"delta": delta, "logprobs": None, "finish_reason": None})
 
-    def text_chunk(self, index: int, delta: Delta) -> dict[str, Any]:
-        """New text of one choice."""
-        logprobs = self._logprobs(delta.sampled)
-        body = {"delta": {"content": delta.text}} if self._chat else {"text": delta.text}
+    def text_chunk(self, index: int, said: Said) -> dict[str, Any]:
+        """New text, or new parts of calls, of one choice."""
+        logprobs = self._logprobs(said.sampled)
+        body: dict[str, Any] = {"delta": _spoken(said)} if self._chat else {"text": said.content}
         return self._of(index, {**body, "logprobs": logprobs, "finish_reason": None})
 
-    def finish_chunk(self, index: int, reason: FinishReason) -> dict[str, Any]:
+    def finish_chunk(self, index: int, reason: str) -> dict[str, Any]:
         """The end of one choice."""
         body: dict[str, Any] = {"delta": {}} if self._chat else {"text": ""}
-        return self._of(index, {**body, "logprobs": None, "finish_reason": _WIRE_REASONS[reason]})
+        return self._of(index, {**body, "logprobs": None, "finish_reason": reason})
 
     def usage_chunk(self, usage: Usage) -> dict[str, Any]:
         """The last chunk before [DONE]."""
         return {**self._chunk, "choices": [], "usage": usage.as_dict()}
 
-    def body(self, deltas: list[Delta], usage: Usage) -> dict[str, Any]:
-        """A whole answer; `deltas` are the merged deltas by choice."""
-        choices = [self._choice(index, delta) for index, delta in enumerate(deltas)]
+    def body(self, answers: list[Said], usage: Usage) -> dict[str, Any]:
+        """A whole answer, choice by choice."""
+        choices = [self._choice(index, said) for index, said in enumerate(answers)]
         return {**self._base, "choices": choices, "usage": usage.as_dict()}
 
-    def _choice(self, index: int, delta: Delta) -> dict[str, Any]:
-        assert delta.finish is not None
-        message = {"role": "assistant", "content": delta.text, "refusal": None}
-        body: dict[str, Any] = {"message": message} if self._chat else {"text": delta.text}
+    def _choice(self, index: int, said: Said) -> dict[str, Any]:
+        body: dict[str, Any] = {"message": _message(said)} if self._chat else {"text": said.content}
         return {
             "index": index,
             **body,
-            "logprobs": self._logprobs(delta.sampled),
-            "finish_reason": _WIRE_REASONS[delta.finish],
+            "logprobs": self._logprobs(said.sampled),
+            "finish_reason": said.reason,
         }
 
     def _of(self, index: int, choice: dict[str, Any]) -> dict[str, Any]:
@@ -124,3 +122,28 @@ class Shape:
             "top_logprobs": [{text(id): value for id, value in s.top} for s in sampled],
             "text_offset": [],
         }
+
+
+def _spoken(said: Said) -> dict[str, Any]:
+    """Content, parts of calls, or both. One chunk holds at most one part of a call: clients join them by index."""
+    delta: dict[str, Any] = {}
+    if said.content or not said.calls:
+        delta["content"] = said.content
+    if said.calls:
+        delta["tool_calls"] = [{"index": part.index, **_call(part)} for part in said.calls]
+    return delta
+
+
+def _message(said: Said) -> dict[str, Any]:
+    content = said.content if said.content or not said.calls else None
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    if said.calls:
+        message["tool_calls"] = [_call(part) for part in said.calls]
+    return message
+
+
+def _call(part: CallPart) -> dict[str, Any]:
+    function = {"arguments": part.arguments}
+    if part.id is None:
+        return {"function": function}
+    return {"id": part.id, "type": "function", "function": {"name": part.name, **function}}
