@@ -31,7 +31,7 @@ def _engine_options(serve: argparse.ArgumentParser) -> None:
     add("--model", type=Path, required=True, help="GGUF file or safetensors folder")
     add("--served-model-name", metavar="NAME", help="name clients use (default: the file's)")
     add("--model-revision", metavar="STR", help="roots the prefix-cache hashes")
-    add("--dtype", choices=DTYPES, help="compute and KV type (default: bf16)")
+    add("--dtype", choices=DTYPES, help="auto (default): int8 on the fused CPU path, else bf16; fp32")
     add("--device", choices=("auto", "cpu", "cuda"), help="(default: auto)")
     add("--threads", type=int, metavar="N", help="compute threads (default: all cores)")
     add("--max-num-seqs", type=int, metavar="N", help="sequences per step (default: 64)")

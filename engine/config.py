@@ -13,7 +13,7 @@ from pathlib import Path
 
 from engine.errors import ConfigError
 
-DTYPES = ("bf16", "fp32")
+DTYPES = ("auto", "int8", "bf16", "fp32")
 HOST_BYTES = 4 << 30
 FAULT_PHASES = ("tokenize", "engine_queue", "prefill", "decode", "hang")
 
@@ -25,7 +25,7 @@ class EngineConfig:
     model: Path
     served_model_name: str | None = None
     model_revision: str = ""
-    dtype: str = "bf16"
+    dtype: str = "auto"
     device: str = "auto"
     threads: int | None = None
     block_size: int = 16

@@ -13,7 +13,6 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Backend
 
 from engine.errors import TemplateError, UnsupportedModel
-from engine.model.loader import LoadedModel
 from engine.template import ChatTemplate
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -142,12 +141,11 @@ def token_bytes(backend: Backend) -> list[bytes]:
     return table
 
 
-def load_tokenizer(model: LoadedModel) -> Tokenizer:
-    """The tokenizer that belongs to a model. Raises UnsupportedModel."""
-    if "tokenizer.ggml.model" in model.metadata:
-        return from_gguf(model.metadata)
-    folder = model.path if model.path.is_dir() else model.path.parent
-    return from_folder(folder)
+def load_tokenizer(metadata: Mapping[str, Any], path: Path) -> Tokenizer:
+    """The tokenizer that belongs to the model at `path`. Raises UnsupportedModel."""
+    if "tokenizer.ggml.model" in metadata:
+        return from_gguf(metadata)
+    return from_folder(path if path.is_dir() else path.parent)
 
 
 def from_gguf(meta: Mapping[str, Any]) -> Tokenizer:

@@ -79,16 +79,20 @@ class Decoder:
 
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:
         """Compute a batch, fill its KV slots, and return logits [num_samples, vocab] float32."""
-        weights, eps = self.weights, self.config.rms_eps
+        weights = self.weights
         x = F.embedding(batch.tokens, weights.embedding).float()
-        cos, sin = self._cos[batch.positions], self._sin[batch.positions]
         for index, layer in enumerate(weights.layers):
-            normed = rms_norm(x, layer.attn_norm, eps).to(self.dtype)
-            x = x + self._attention(index, layer, normed, cos, sin, batch, cache)
-            normed = rms_norm(x, layer.mlp_norm, eps).to(self.dtype)
-            x = x + gated_mlp(normed, layer.gate_up, layer.down)
-        x = rms_norm(x[batch.last], weights.norm, eps).to(self.dtype)
+            x = self.run_layer(index, layer, x, batch, cache)
+        x = rms_norm(x[batch.last], weights.norm, self.config.rms_eps).to(self.dtype)
         return F.linear(x, weights.head).float()
+
+    def run_layer(self, index: int, layer: LayerWeights, x: Tensor, batch: Batch, cache: KVCache) -> Tensor:
+        """The residual stream [tokens, hidden] float32 after one layer."""
+        cos, sin = self._cos[batch.positions], self._sin[batch.positions]
+        normed = rms_norm(x, layer.attn_norm, self.config.rms_eps).to(self.dtype)
+        x = x + self._attention(index, layer, normed, cos, sin, batch, cache)
+        normed = rms_norm(x, layer.mlp_norm, self.config.rms_eps).to(self.dtype)
+        return x + gated_mlp(normed, layer.gate_up, layer.down)
 
     def _attention(
         self,

@@ -27,6 +27,7 @@ class HostPool:
     """
 
     def __init__(self, cache: BlockStore, num_slots: int) -> None:
+        self.num_slots = num_slots
         self._view = cache.block_view
         shape = (num_slots, self._view.shape[0], *self._view.shape[2:])
         self._slots = _memory(shape, self._view.dtype, pinned=self._view.device.type == "cuda")

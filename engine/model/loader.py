@@ -169,39 +169,48 @@ def open_source(path: Path) -> Source:
 def load_model(
     path: Path, dtype: torch.dtype, device: torch.device, progress: Progress = lambda done: None
 ) -> LoadedModel:
-    """Read all weights into `dtype` on `device`; progress is called with 0 … 1."""
+    """Open and read a model; progress is called with 0 … 1."""
     source = open_source(path)
+    return LoadedModel(source.config, load_weights(source, dtype, device, progress), source.metadata, path)
 
-    def matrix(*names: str, layer: int | None = None) -> Tensor:
-        parts = [source.load(name, layer).to(dtype) for name in names]
-        return (parts[0] if len(parts) == 1 else torch.cat(parts)).contiguous().to(device)
 
-    embedding = matrix("embed")
+def load_weights(source: Source, dtype: torch.dtype, device: torch.device, progress: Progress) -> ModelWeights:
+    """Read all weights into `dtype` on `device`."""
+    embedding = _matrix(source, None, dtype, device, "embed")
     layers = []
     for index in range(source.config.num_layers):
-        layers.append(_load_layer(source, index, matrix, device))
+        layers.append(load_layer(source, index, dtype, device))
         progress((index + 1) / source.config.num_layers)
-    head = matrix("head") if source.has("head") else embedding
+    head = _matrix(source, None, dtype, device, "head") if source.has("head") else embedding
     norm = source.load("norm").float().to(device)
-    weights = ModelWeights(embedding, layers, norm, head)
-    return LoadedModel(source.config, weights, source.metadata, path)
+    return ModelWeights(embedding, layers, norm, head)
 
 
-def _load_layer(source: Source, index: int, matrix: Callable[..., Tensor], device: torch.device) -> LayerWeights:
+def load_layer(source: Source, index: int, dtype: torch.dtype, device: torch.device) -> LayerWeights:
+    """One layer's weights in `dtype` on `device`."""
+
     def vector(name: str) -> Tensor:
         return source.load(name, index).float().to(device)
 
-    bias = matrix("q_bias", "k_bias", "v_bias", layer=index) if source.has("q_bias", index) else None
+    def matrix(*names: str, layer: int = index) -> Tensor:
+        return _matrix(source, layer, dtype, device, *names)
+
+    bias = matrix("q_bias", "k_bias", "v_bias") if source.has("q_bias", index) else None
     return LayerWeights(
         attn_norm=vector("attn_norm"),
-        qkv=matrix("q", "k", "v", layer=index),
+        qkv=matrix("q", "k", "v"),
         qkv_bias=bias,
         qk_norm=_qk_norm(source, index, vector),
-        out=matrix("out", layer=index),
+        out=matrix("out"),
         mlp_norm=vector("mlp_norm"),
-        gate_up=matrix("gate", "up", layer=index),
-        down=matrix("down", layer=index),
+        gate_up=matrix("gate", "up"),
+        down=matrix("down"),
     )
+
+
+def _matrix(source: Source, layer: int | None, dtype: torch.dtype, device: torch.device, *names: str) -> Tensor:
+    parts = [source.load(name, layer).to(dtype) for name in names]
+    return (parts[0] if len(parts) == 1 else torch.cat(parts)).contiguous().to(device)
 
 
 def _qk_norm(source: Source, index: int, vector: Callable[[str], Tensor]) -> Tensor | None:

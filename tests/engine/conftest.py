@@ -25,7 +25,7 @@ def loaded(bundled_model: Path) -> LoadedModel:
 @pytest.fixture(scope="session")
 def tokenizer(loaded: LoadedModel) -> Tokenizer:
     """The bundled model's tokenizer."""
-    return load_tokenizer(loaded)
+    return load_tokenizer(loaded.metadata, loaded.path)
 
 
 @pytest.fixture(scope="session")

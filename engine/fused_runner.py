@@ -1,0 +1,114 @@
+"""Steps on the fused CPU path: arrays for the library, and tokens from what it answers."""
+
+from __future__ import annotations
+
+import ctypes as c
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.grammar import NO_MASKS, Masks
+from engine.model.fused import FusedModel
+from engine.model.hostpool import HostPool
+from engine.native.library import Step as NativeStep
+from engine.sampler import Sampler
+from engine.sequence import Sequence
+from engine.types import Sampled, Step
+
+Ints = npt.NDArray[np.int32]
+
+
+@dataclass(slots=True)
+class Started:
+    """A step under way: who samples, which of them need logits, and the arrays the library works on."""
+
+    sampling: list[Sequence]
+    picky: list[int]
+    best: Ints
+    logits: torch.Tensor
+    keep: list[Any] = field(default_factory=list)
+
+
+class FusedRunner:
+    """Runs steps on the library's own threads; owns the KV cache."""
+
+    returns_early = True
+
+    def __init__(self, model: FusedModel, sampler: Sampler, host: HostPool | None = None) -> None:
+        self.model = model
+        self.cache = model.cache
+        self.sampler = sampler
+        self.host = host
+
+    def forward(self, step: Step) -> Started:
+        """Start a step; greedy tokens are picked by the library, other sequences get logits."""
+        if self.host is not None:
+            self.host.copy_out(step.copies_out)
+            self.host.copy_in(step.copies_in)
+        sampling = [chunk.sequence for chunk in step.chunks if chunk.samples]
+        picky = [row for row, sequence in enumerate(sampling) if needs_logits(sequence)]
+        logits = torch.empty(len(picky), self.model.config.vocab_size)
+        started = Started(sampling, picky, np.empty(len(sampling), np.int32), logits)
+        self.model.start(_native(step, started))
+        return started
+
+    @torch.inference_mode()
+    def sample(self, step: Step, computed: object, masks: Masks = NO_MASKS) -> dict[int, Sampled]:
+        """See Runner."""
+        assert isinstance(computed, Started)
+        self.model.wait()
+        sampled = {s.id: Sampled(token) for s, token in zip(computed.sampling, computed.best.tolist(), strict=True)}
+        if computed.picky:
+            sequences = [computed.sampling[row] for row in computed.picky]
+            tokens = self.sampler.sample(computed.logits, sequences, masks)
+            sampled.update((s.id, token) for s, token in zip(sequences, tokens, strict=True))
+        return sampled
+
+    def parts(self) -> Mapping[str, float]:
+        """Milliseconds of the last step by part of the forward pass."""
+        return self.model.parts
+
+
+def needs_logits(sequence: Sequence) -> bool:
+    """True unless the most likely token is all that is asked for."""
+    params = sequence.params
+    return (
+        not params.greedy
+        or params.has_penalties
+        or bool(params.logit_bias)
+        or params.top_logprobs is not None
+        or sequence.grammar is not None
+        or sequence.num_output < params.min_tokens
+    )
+
+
+def _native(step: Step, started: Started) -> NativeStep:
+    """The step as the library takes it; its arrays live in `started`."""
+    tokens: list[int] = []
+    tables: list[int] = []
+    starts, counts, begins, last = [], [], [], []
+    for chunk in step.chunks:
+        sequence = chunk.sequence
+        starts.append(chunk.start)
+        counts.append(chunk.count)
+        begins.append(len(tables))
+        tables += sequence.block_table
+        tokens += sequence.tokens[chunk.start : chunk.end]
+        if chunk.samples:
+            last.append(len(tokens) - 1)
+    arrays = [_ints(values) for values in (tokens, starts, counts, begins, tables, last)]
+    rows = (c.c_void_p * max(len(last), 1))()
+    for index, row in enumerate(started.picky):
+        rows[row] = started.logits[index].data_ptr()
+    addresses = (array.ctypes.data for array in (*arrays, started.best))
+    native = NativeStep(len(step.chunks), len(last), *addresses, c.addressof(rows), None)
+    started.keep += [arrays, rows]
+    return native
+
+
+def _ints(values: list[int]) -> Ints:
+    return np.array(values, np.int32)

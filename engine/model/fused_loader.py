@@ -1,0 +1,88 @@
+"""Reads a model into the fused path, and asks the plain path whether the result says the same.
+
+Disagreement
+└── raised when the fused path's distribution is too far from the plain path's
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from engine.model.fused import Arena, FusedModel, FusedWeights, pack, pack_layer
+from engine.model.loader import Progress, Source, load_layer
+from engine.model.reference import Reference, divergence
+from engine.native.library import Step
+
+MAX_DIVERGENCE = 0.1
+"""Nats of mean KL that make a model refused: 8-bit rounding costs about 0.01, a wrong kernel more than 1."""
+
+
+class Disagreement(Exception):
+    """The fused path does not compute this model; the message has the figures."""
+
+
+@dataclass(slots=True)
+class Loaded:
+    """Weights, and what the plain path says of the probe prompt: logits [tokens, vocab] float32."""
+
+    weights: FusedWeights
+    probe: list[int]
+    expected: Tensor
+
+
+def load_fused(source: Source, probe: list[int], progress: Progress) -> Loaded:
+    """Pack all weights, running the plain path over `probe` on the way. Raises ModelError."""
+    cpu, arena = torch.device("cpu"), Arena()
+    embedding = source.load("embed").float()
+    norm = source.load("norm").float()
+    reference = Reference(source.config, probe, embedding, norm)
+    layers = []
+    for index in range(source.config.num_layers):
+        layer = load_layer(source, index, torch.float32, cpu)
+        reference.advance(layer)
+        layers.append(pack_layer(layer, arena))
+        progress((index + 1) / source.config.num_layers)
+    head = source.load("head").float() if source.has("head") else embedding
+    expected = reference.logits(head)
+    kept = arena.keep(embedding.to(torch.bfloat16))
+    return Loaded(FusedWeights(kept, layers, norm, pack(head, arena)), probe, expected)
+
+
+def verify(model: FusedModel, loaded: Loaded) -> float:
+    """Mean KL of the fused path from the plain one over the probe. Raises Disagreement.
+
+    Also runs the probe token by token, which must give the very same logits: answers may not depend on batching.
+    """
+    tokens = loaded.probe
+    whole = _logits(model, tokens, 0)
+    distance = divergence(loaded.expected, whole[:, : loaded.expected.shape[1]])
+    if not distance <= MAX_DIVERGENCE:
+        raise Disagreement(f"its distribution is {distance:.3f} nats from the plain path's (at most {MAX_DIVERGENCE})")
+    for position in range(len(tokens) - 4, len(tokens)):
+        single = _logits(model, tokens[position : position + 1], position)
+        if not torch.equal(single[0], whole[position]):
+            raise Disagreement("one token at a time it computes other logits than all at once")
+    return distance
+
+
+def _logits(model: FusedModel, tokens: list[int], start: int) -> Tensor:
+    """Logits [tokens, vocab] of a chunk at the first blocks of the cache, which has no other user yet."""
+    count, vocab = len(tokens), model.config.vocab_size
+    logits = torch.empty(count, vocab)
+    blocks = np.arange(-(-(start + count) // model.cache.block_size), dtype=np.int32)
+    arrays = [_ints(tokens), _ints([start]), _ints([count]), _ints([0]), blocks, _ints(range(count)), _ints(tokens)]
+    rows = (c.c_void_p * count)(*(logits[row].data_ptr() for row in range(count)))
+    model.start(Step(1, count, *(array.ctypes.data for array in arrays), c.addressof(rows), None))
+    model.wait()
+    return logits
+
+
+def _ints(values: Iterable[int]) -> npt.NDArray[np.int32]:
+    return np.fromiter(values, np.int32)

@@ -1,0 +1,51 @@
+"""What the plain path says of a short prompt, computed layer by layer while weights are read; none are kept."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.model.attention import KVCache, plan_groups
+from engine.model.config import ModelConfig
+from engine.model.decoder import Batch, Decoder, LayerWeights, ModelWeights
+from engine.model.layers import rms_norm
+from engine.sequence import Sequence
+from engine.types import Chunk, SamplingParams
+
+_CPU = torch.device("cpu")
+_BLOCK = 16
+
+
+class Reference:
+    """The plain float32 forward pass of one prompt, fed one layer at a time."""
+
+    def __init__(self, config: ModelConfig, tokens: list[int], embedding: Tensor, norm: Tensor) -> None:
+        self._norm = norm
+        count = len(tokens)
+        blocks = -(-count // _BLOCK)
+        nothing = ModelWeights(embedding, [], norm, embedding)
+        self._decoder = Decoder(config, nothing, count)
+        self._cache = KVCache(1, config.num_kv_heads, config.head_dim, blocks, _BLOCK, torch.float32, _CPU)
+        sequence = Sequence(0, tokens, SamplingParams(max_tokens=1))
+        sequence.block_table = list(range(blocks))
+        places = torch.arange(count)
+        groups = plan_groups([Chunk(sequence, 0, count)], _BLOCK, config.group, torch.float32, _CPU)
+        self._batch = Batch(torch.tensor(tokens), places, places, places, groups)
+        self._x = F.embedding(self._batch.tokens, embedding).float()
+
+    @torch.inference_mode()
+    def advance(self, layer: LayerWeights) -> None:
+        """Run the next layer; its weights are float32."""
+        self._x = self._decoder.run_layer(0, layer, self._x, self._batch, self._cache)
+
+    @torch.inference_mode()
+    def logits(self, head: Tensor) -> Tensor:
+        """[tokens, vocab] float32 after the last layer."""
+        return F.linear(rms_norm(self._x, self._norm, self._decoder.config.rms_eps), head.float())
+
+
+def divergence(reference: Tensor, logits: Tensor) -> float:
+    """Mean Kullback-Leibler divergence in nats of `logits` from `reference`, both [tokens, vocab] float32."""
+    truth, other = reference.log_softmax(-1), logits.log_softmax(-1)
+    return float((truth.exp() * (truth - other)).sum(-1).mean())

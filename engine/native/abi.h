@@ -1,0 +1,60 @@
+// The C interface of the library. All pointers stay owned by the caller and must outlive the engine,
+// except those of a step, which must live until fl_wait returns.
+#pragma once
+
+#include <cstdint>
+
+extern "C" {
+
+struct FlMatrix {
+    const int8_t* data;   // [n / 16][k / 4][16][4] bytes
+    const int16_t* sum;   // [n / 16][k / 64][16] sums over groups of 64 inputs
+    const float* scale;   // [n]
+    int32_t n, k;
+};
+
+struct FlLayer {
+    FlMatrix qkv, out, gate_up, down;  // gate_up: panels of gate and up alternate
+    const float* attn_norm;            // [hidden]
+    const float* mlp_norm;             // [hidden]
+    const float* qkv_bias;             // [qkv.n] or null
+    const float* qk_norm;              // [heads + kv_heads][head_dim] or null
+};
+
+struct FlModel {
+    int32_t hidden, intermediate, layers, heads, kv_heads, head_dim, vocab;
+    int32_t num_blocks, block_size, max_tokens, max_samples, threads;
+    float rms_eps;
+    const uint16_t* embedding;  // [vocab][hidden] bf16
+    const float* norm;          // [hidden]
+    const float* cos;           // [positions][head_dim / 2]
+    const float* sin;
+    const FlLayer* layer;
+    FlMatrix head;
+    uint16_t* cache;            // [layers][num_blocks][block_size / 16][kv_heads][2 * 16 * head_dim] bf16
+};
+
+struct FlStep {
+    int32_t chunks, samples;
+    const int32_t* tokens;   // of all chunks, in order
+    const int32_t* start;    // [chunks] position of the first token
+    const int32_t* count;    // [chunks]
+    const int32_t* table;    // [chunks] where the chunk's block table begins in `blocks`
+    const int32_t* blocks;
+    const int32_t* last;     // [samples] rows whose next token is wanted
+    int32_t* best;           // [samples] out: the most likely token
+    float* const* logits;    // [samples] out: [vocab] each, or null where only `best` is wanted
+    float* hidden;           // out: final-norm states [tokens][hidden], or null
+};
+
+enum FlPart { FL_LINEAR, FL_ATTENTION, FL_ROWS, FL_HEAD, FL_TOTAL, FL_PARTS };
+
+struct FlEngine;
+
+FlEngine* fl_create(const FlModel* model);
+void fl_destroy(FlEngine* engine);
+void fl_start(FlEngine* engine, const FlStep* step);  // returns at once; one step at a time
+void fl_wait(FlEngine* engine, double* ms);           // [FL_PARTS] milliseconds of the step
+const char* fl_target(void);                          // instruction set compiled for
+
+}

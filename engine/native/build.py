@@ -1,0 +1,124 @@
+"""Builds the library once per source, compiler and instruction set, checks it, and keeps it.
+
+NativeUnavailable
+└── raised with what is missing or wrong; the engine then serves on the plain path and says so
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+SOURCES = Path(__file__).parent
+FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
+LINK = ("-shared", "-fPIC", "-pthread")
+TARGETS: dict[str, tuple[str, ...]] = {
+    "avx512-vnni-bf16": ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16", "fma", "bmi2"),
+    "avx512-vnni": ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "fma", "bmi2"),
+    "avx-vnni": ("avx2", "avx_vnni", "fma", "bmi2"),
+    "avx2": ("avx2", "fma", "bmi2"),
+}
+"""What each target needs of the CPU, best first, in the names of /proc/cpuinfo."""
+BUILD_SECONDS = 180.0
+CHECK_SECONDS = 120.0
+
+
+class NativeUnavailable(Exception):
+    """The library cannot be had here; the message says why and what would help."""
+
+
+def library_path() -> Path:
+    """Path of a library that was built and checked on this machine. Raises NativeUnavailable."""
+    target = choose_target(cpu_flags())
+    compiler = find_compiler()
+    path = cache_folder() / f"fanlight-{target}-{_key(compiler, target)}.so"
+    if not path.exists():
+        _build(compiler, target, path)
+    return path
+
+
+def choose_target(flags: Iterable[str]) -> str:
+    """The best target whose needs the CPU meets. Raises NativeUnavailable."""
+    have = set(flags)
+    for target, needs in TARGETS.items():
+        if have.issuperset(needs):
+            return target
+    raise NativeUnavailable("this CPU has no AVX2 with FMA")
+
+
+def cpu_flags() -> set[str]:
+    """Instruction sets of the first CPU; empty where /proc/cpuinfo does not list them."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("ascii", "replace").splitlines()
+    except OSError:
+        return set()
+    return next((set(line.partition(":")[2].split()) for line in lines if line.startswith("flags")), set())
+
+
+def find_compiler() -> list[str]:
+    """The C++ compiler as a command, from CXX or the path. Raises NativeUnavailable."""
+    named = shlex.split(os.environ.get("CXX", ""))
+    if named:
+        if shutil.which(named[0]) is None:
+            raise NativeUnavailable(f"CXX names {named[0]!r}, which is not there")
+        return named
+    for name in ("g++", "clang++", "c++"):
+        if shutil.which(name):
+            return [name]
+    raise NativeUnavailable("there is no C++ compiler (install g++ or clang++, or set CXX)")
+
+
+def cache_folder() -> Path:
+    """Where built libraries are kept: FANLIGHT_NATIVE_CACHE, or the user's cache. Raises NativeUnavailable."""
+    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fanlight" / "native"
+    folder = Path(os.environ.get("FANLIGHT_NATIVE_CACHE") or default)
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise NativeUnavailable(f"{folder} cannot be made: {error}") from error
+    if folder.stat().st_uid != os.geteuid():
+        # A library is code: one that somebody else could have put there is not loaded.
+        raise NativeUnavailable(f"{folder} belongs to another user; set FANLIGHT_NATIVE_CACHE")
+    return folder
+
+
+def _key(compiler: list[str], target: str) -> str:
+    digest = hashlib.sha256(" ".join((*compiler, target, *FLAGS, *LINK)).encode())
+    digest.update(_run([*compiler, "--version"], 10.0, "the compiler").encode())
+    for source in sorted(SOURCES.glob("*.h")) + sorted(SOURCES.glob("*.cpp")):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _build(compiler: list[str], target: str, path: Path) -> None:
+    """Compile beside the final name, check in a process of its own, then move into place."""
+    options = [f"-m{need.replace('512_', '512').replace('avx_vnni', 'avxvnni')}" for need in TARGETS[target]]
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        built = Path(folder) / "fanlight.so"
+        source = str(SOURCES / "forward.cpp")
+        _run([*compiler, *FLAGS, *options, "-Wno-psabi", source, *LINK, "-o", str(built)], BUILD_SECONDS, "compiling")
+        # A wrong instruction ends that process, not the engine.
+        _run([sys.executable, "-m", "engine.native.check", str(built)], CHECK_SECONDS, "checking the built library")
+        built.rename(path)
+
+
+def _run(command: list[str], seconds: float, what: str) -> str:
+    root = str(SOURCES.parent.parent)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=seconds, env=environment, errors="replace", check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NativeUnavailable(f"{what} failed: {error}") from error
+    if done.returncode != 0:
+        tail = " ".join((done.stderr or done.stdout).strip().splitlines()[-3:])
+        raise NativeUnavailable(f"{what} ended with status {done.returncode}: {tail}")
+    return done.stdout

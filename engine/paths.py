@@ -1,0 +1,137 @@
+"""How a model is computed: the fused CPU path where it can be had, else plain torch, and the reason why not."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.fused_runner import FusedRunner
+from engine.model.attention import KVCache
+from engine.model.config import ModelConfig
+from engine.model.decoder import Decoder
+from engine.model.fused import FusedCache, FusedModel, unsupported
+from engine.model.fused_loader import Disagreement, load_fused, verify
+from engine.model.hostpool import BlockStore, HostPool
+from engine.model.loader import Source, load_weights
+from engine.native.build import NativeUnavailable, library_path
+from engine.native.library import open_library
+from engine.runner import TorchRunner
+from engine.sampler import Sampler
+from engine.tokenizer import Tokenizer
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+PROBE = (
+    "A request waits in a queue until a worker has room. The worker reads the prompt in pieces, keeps the keys and "
+    "values of every token in blocks, and then writes one token after another until the answer is complete."
+)
+"""What both paths compute when a model is loaded, to see whether they agree."""
+
+
+@dataclass(slots=True)
+class Path:
+    """A loaded model on one of the paths."""
+
+    runner: TorchRunner | FusedRunner
+    shape: ModelConfig
+    weights_bytes: int
+    dtype: str
+    device: str
+    target: str
+    divergence: float | None = None
+    plain_because: str | None = None
+
+    def facts(self) -> dict[str, Any]:
+        """What a supervisor wants to know once; `divergence` is in nats from plain float32."""
+        facts: dict[str, Any] = {"dtype": self.dtype, "device": self.device, "path": self.target}
+        if self.divergence is not None:
+            facts["divergence"] = round(self.divergence, 5)
+        if self.plain_because is not None:
+            facts["plain_because"] = self.plain_because
+        return facts
+
+
+def choose_path(config: EngineConfig, source: Source, tokenizer: Tokenizer, progress: Callable[[float], None]) -> Path:
+    """Load the model on the best path that `dtype` and `device` allow. Raises ConfigError or ModelError."""
+    device = choose_device(config.device)
+    if config.dtype not in ("auto", "int8"):
+        return _plain(config, source, config.dtype, device, progress)
+    why = None
+    try:
+        if device.type == "cpu":
+            return _fused(config, source, tokenizer, progress)
+        why = "the fused path runs on CPUs"
+    except (NativeUnavailable, Disagreement) as error:
+        why = str(error)
+    if config.dtype == "int8":
+        raise ConfigError(f"dtype int8 needs the fused path: {why}.")
+    path = _plain(config, source, "bf16", device, progress)
+    path.plain_because = why
+    return path
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` takes a CUDA card if torch sees one. Raises ConfigError for one it does not see."""
+    available = torch.cuda.is_available()
+    if name == "cuda" and not available:
+        raise ConfigError("device is cuda, but torch sees no CUDA card.")
+    return torch.device("cuda" if available and name != "cpu" else "cpu")
+
+
+def _fused(config: EngineConfig, source: Source, tokenizer: Tokenizer, progress: Callable[[float], None]) -> Path:
+    shape = source.config
+    reason = unsupported(shape, config.block_size)
+    if reason is not None:
+        raise NativeUnavailable(f"this model does not fit it ({reason})")
+    library = _open(library_path())
+    cache = FusedCache(shape, config.resolved_blocks(shape.max_position), config.block_size)
+    room = min(config.max_num_batched_tokens, cache.num_blocks * cache.block_size, shape.max_position)
+    loaded = load_fused(source, tokenizer.encode(PROBE)[:room], progress)
+    model = FusedModel(
+        library,
+        shape,
+        loaded.weights,
+        cache,
+        max_len=config.resolved_window(shape.max_position),
+        max_tokens=config.max_num_batched_tokens,
+        threads=config.resolved_threads(),
+    )
+    try:
+        divergence = verify(model, loaded)
+    except Disagreement:
+        model.close()
+        raise
+    runner = FusedRunner(model, Sampler(), _host_pool(config, cache, cache.num_blocks, cache.num_bytes, "cpu"))
+    target = f"fused {library.fl_target().decode()}"
+    return Path(runner, shape, loaded.weights.num_bytes, "int8", "cpu", target, divergence)
+
+
+def _open(path: Any) -> ctypes.CDLL:
+    try:
+        return open_library(path)
+    except OSError as error:
+        raise NativeUnavailable(f"{path.name} cannot be loaded: {error}") from error
+
+
+def _plain(
+    config: EngineConfig, source: Source, dtype: str, device: torch.device, progress: Callable[[float], None]
+) -> Path:
+    shape = source.config
+    weights = load_weights(source, DTYPES[dtype], device, progress)
+    blocks = config.resolved_blocks(shape.max_position)
+    cache = KVCache(
+        shape.num_layers, shape.num_kv_heads, shape.head_dim, blocks, config.block_size, DTYPES[dtype], device
+    )
+    decoder = Decoder(shape, weights, config.resolved_window(shape.max_position))
+    host = _host_pool(config, cache, cache.num_blocks, cache.num_bytes, device.type)
+    return Path(TorchRunner(decoder, cache, Sampler(), host), shape, weights.num_bytes, dtype, device.type, "plain")
+
+
+def _host_pool(config: EngineConfig, cache: BlockStore, blocks: int, size: int, device: str) -> HostPool | None:
+    slots = config.resolved_host_blocks(blocks, size // blocks, device)
+    return HostPool(cache, slots) if slots else None
