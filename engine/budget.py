@@ -9,7 +9,7 @@ UNIT = 1024
 
 UNCUT = 1536
 """A chunk as large as the whole token budget still fits when it starts here, so prompts of 2,048 tokens run in 4 steps
-of 512. Further on chunks shrink: 164 tokens at 8,000, where 512 would hold up their batch mates three times as long."""
+of 512. Further on chunks shrink: 158 tokens at 8,000, where 512 would hold up their batch mates three times as long."""
 
 MIN_CHUNK = 16
 """However long the context or dear the decodes, a prompt advances by so much."""

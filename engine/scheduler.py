@@ -178,7 +178,8 @@ class Scheduler:
         waiting = len(self.waiting) + len(self.compiling)
         assert len(self._by_id) == len(self.running) + waiting, "a sequence is lost"
         assert self.running == sorted(self.running, key=lambda s: s.order), "running is unsorted"
-        assert self.waiting.num_tokens == sum(s.num_tokens for s in self.waiting), "waiting tokens are miscounted"
+        tokens = [s.num_tokens for s in self.waiting]
+        assert (len(self.waiting), self.waiting.num_tokens) == (len(tokens), sum(tokens)), "the queue is miscounted"
 
     def _decode(self, step: Step, budget: Budget) -> None:
         """Give every sequence with one token to compute that token, taking blocks as needed."""

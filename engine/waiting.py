@@ -21,12 +21,13 @@ class WaitingQueue:
 
     def __init__(self, shares: FairShares) -> None:
         self.num_tokens = 0
+        self._count = 0
         self._shares = shares
         self._preempted: list[Sequence] = []
         self._new: dict[str, list[Sequence]] = {}
 
     def __len__(self) -> int:
-        return sum(map(len, list(self._new.values())), len(self._preempted))
+        return self._count
 
     def __iter__(self) -> Iterator[Sequence]:
         return chain(self._preempted, *self._new.values())
@@ -40,10 +41,12 @@ class WaitingQueue:
         new = sequence.status is Status.WAITING
         insort(self._new.setdefault(sequence.tenant, []) if new else self._preempted, sequence, key=lambda s: s.order)
         self.num_tokens += sequence.num_tokens
+        self._count += 1
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, before its status changes."""
         self.num_tokens -= sequence.num_tokens
+        self._count -= 1
         if sequence.status is not Status.WAITING:
             self._preempted.remove(sequence)
             return
