@@ -5,10 +5,20 @@ from __future__ import annotations
 import msgspec
 
 from serving import apikey
+from serving.errors import BadRequest
 from serving.journal import Opened
 from serving.port import GatewaySettings, Replica
 from serving.request import Request
+from serving.schemas import EXTRAS, Ask
 from serving.telemetry import names
+
+
+def check_extras(ask: Ask, replica: Replica) -> None:
+    """Refuse a field that OpenAI does not document and this replica's engine does not take."""
+    if replica.extras is None:
+        return
+    for name in sorted(EXTRAS.intersection(ask.upstream) - replica.extras):
+        raise BadRequest(f"The engine of this model does not take `{name}`.", param=name, code="unknown_parameter")
 
 
 def outgoing(request: Request, replica: Replica, secret: bytes) -> tuple[bytes, dict[str, str]]:

@@ -199,6 +199,8 @@ class Run:
         request.replica = decision.replica
         if decision.replica is None:
             raise Unavailable(f"No replica can take this request: {decision.reason}.", code="no_ready_replica")
+        assert request.ask is not None
+        dispatch.check_extras(request.ask, decision.replica)
         request.stamps.routed = request.decided_at
 
     def _has_candidate(self) -> bool:

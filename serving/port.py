@@ -47,6 +47,7 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     url: str | None = None  # or its base URL, with api_key
     api_key: str | None = None
     served_name: str = ""  # the model name that the engine knows
+    extras: frozenset[str] | None = None  # fields beyond OpenAI's that its adapter lists as safe; None: all of them
     max_num_seqs: int = 0
     num_blocks: int = 0
     block_size: int = 0

@@ -41,6 +41,16 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
+class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """vLLM's extra: exactly one member, checked no deeper than that; what it asks for is the engine's matter."""
+
+    json: dict[str, Any] | str | bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: Literal[True] | None = None
+
+
 class Sampling(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """The fields that chat and plain completions share."""
 
@@ -64,6 +74,12 @@ class Sampling(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     min_tokens: Annotated[int, Meta(ge=0, lt=2**31)] | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=64)] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    # the same by the names of older clients
+    guided_json: dict[str, Any] | str | bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
 
 
 class TextPart(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
@@ -100,9 +116,10 @@ class Message(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
         return message
 
     def characters(self) -> int:
+        calls = len(msgspec.json.encode(self.tool_calls)) if self.tool_calls else 0
         if isinstance(self.content, str):
-            return len(self.content)
-        return sum(len(part.text) for part in self.content or () if isinstance(part, TextPart))
+            return len(self.content) + calls
+        return sum(len(part.text) for part in self.content or () if isinstance(part, TextPart)) + calls
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True):
@@ -119,11 +136,11 @@ class ChatBody(Sampling, forbid_unknown_fields=True, kw_only=True):
     response_format: dict[str, Any] | None = None
     tools: Annotated[list[dict[str, Any]], Meta(max_length=512)] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     # documented by OpenAI, without effect here
     metadata: Anything = None
     store: Anything = None
     service_tier: Anything = None
-    parallel_tool_calls: bool | None = None
     prediction: Anything = None
     reasoning_effort: str | None = None
     verbosity: str | None = None
@@ -174,7 +191,12 @@ _SAMPLING = (
 )
 _CHAT = (*_SAMPLING, "top_logprobs", "response_format", "tools", "tool_choice")
 _COMPLETION = (*_SAMPLING, "echo", "suffix")
-_SUMMARISED = frozenset(("logit_bias", "response_format", "tools", "tool_choice", "suffix"))
+_GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+_SUMMARISED = frozenset(("logit_bias", "response_format", "tools", "tool_choice", "suffix", "structured_outputs"))
+EXTRAS = frozenset(
+    ("top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids", "structured_outputs")
+)
+"""What OpenAI does not document: it reaches an engine whose adapter lists it as safe for callers."""
 
 _chat_decoder = msgspec.json.Decoder(ChatBody)
 _completion_decoder = msgspec.json.Decoder(CompletionBody)
@@ -191,6 +213,8 @@ def chat(raw: bytes) -> Ask:
         _check_response_format(body.response_format)
     upstream = _picked(body, _CHAT)
     upstream["messages"] = [message.forwarded() for message in body.messages]
+    if body.tools and body.parallel_tool_calls is not None:
+        upstream["parallel_tool_calls"] = body.parallel_tool_calls
     limit = body.max_completion_tokens or body.max_tokens
     characters = sum(message.characters() for message in body.messages)
     return _ask(body, upstream, limit=limit, choices=body.n or 1, estimate=_estimate(characters))
@@ -207,6 +231,9 @@ def completion(raw: bytes) -> Ask:
 
 
 def _ask(body: Sampling, upstream: dict[str, Any], *, limit: int | None, choices: int, estimate: int) -> Ask:
+    structured = _structured(body)
+    if structured:
+        upstream["structured_outputs"] = structured
     options = body.stream_options
     if options is not None and not body.stream:
         raise BadRequest("stream_options needs stream: true", param="stream_options")
@@ -234,6 +261,25 @@ def _ask(body: Sampling, upstream: dict[str, Any], *, limit: int | None, choices
     )
 
 
+def _structured(body: Sampling) -> dict[str, Any]:
+    """The one form asked for by vLLM's extras, by their newer name."""
+    told: dict[str, Any] = {}
+    asked = body.structured_outputs
+    if asked is not None:
+        told = msgspec.to_builtins(asked)
+        if len(told) != 1:
+            raise BadRequest(
+                "structured_outputs needs one of json, regex, choice, grammar, json_object", param="structured_outputs"
+            )
+    for name in _GUIDED:
+        value = getattr(body, name)
+        if value is not None:
+            if told:
+                raise BadRequest(f"{name}: another form is asked for already", param=name)
+            told = {name.removeprefix("guided_"): value}
+    return told
+
+
 def _picked(body: Sampling, names: tuple[str, ...]) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(body, name)) is not None}
 
@@ -256,7 +302,7 @@ def _estimate(characters: int) -> int:
 
 
 def _summary(value: Any) -> Any:
-    """What a record may keep of a field whose value is the caller's content."""
+    """What a record may keep of a field whose value is the caller's content: never a schema, a name or an argument."""
     if isinstance(value, dict) and isinstance(value.get("type"), str):
         return value["type"][:32]
     return len(value) if isinstance(value, (list, dict)) else True

@@ -92,8 +92,9 @@ class Editor:
     def _filter(self, stop: StopFilter, choice: Choice, source: dict[str, Any], *, ended: bool) -> None:
         """Replace the text of a choice by what may be shown; its logprobs wait for the text they belong to."""
         shown = stop.feed(self._text(choice))
-        if ended and stop.matched is None:
-            shown += stop.flush()
+        calls = choice.delta is not None and choice.delta.tool_calls
+        if (ended or calls) and stop.matched is None:
+            shown += stop.flush()  # no stop string goes on behind a call, and text before it must not come after it
         if not self._chat:
             choice.text = source["text"] = shown
         elif shown or self._text(choice):

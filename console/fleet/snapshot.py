@@ -17,6 +17,7 @@ from psycopg.rows import dict_row
 from console.base.layout import write_atomically
 from console.errors import first_line
 from console.version import version
+from engine.adapters import embedded
 from serving.port import Principal, Replica, Route, Snapshot
 
 log = logging.getLogger(__name__)
@@ -172,6 +173,7 @@ def _replica(row: dict[str, Any]) -> Replica:
         epoch=row["epoch"],
         uds=row["uds"] or None,
         served_name=facts.get("model", ""),
+        extras=embedded.CALLER_EXTRAS if row["engine"] == "embedded" else None,
         max_num_seqs=facts.get("max_num_seqs", 0),
         num_blocks=facts.get("num_blocks", 0),
         block_size=facts.get("block_size", 0),

@@ -415,7 +415,9 @@ def _sent(row: RequestRecord, body: dict[str, Any]) -> dict[str, Any]:
 
 
 # Of these a record keeps a number or a kind, because their values are the caller's content.
-_SUMMARISED = frozenset(("stop", "logit_bias", "response_format", "tools", "tool_choice", "suffix"))
+_SUMMARISED = frozenset(
+    ("stop", "logit_bias", "response_format", "tools", "tool_choice", "suffix", "structured_outputs")
+)
 
 
 def _kept_params(body: dict[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,11 @@ _NUMBERS: dict[str, tuple[str, int, int]] = {
     "max_queued": ("--max-queued", 1, 65536),
 }
 
+CALLER_EXTRAS = frozenset(
+    ("top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids", "structured_outputs")
+)
+"""Fields beyond OpenAI's that callers may send: what they cost is bounded, and they tell nothing of others."""
+
 
 def command(spec: WorkerSpec) -> list[str]:
     """The argv of a worker. Raises AdapterError for a parameter that is unknown or out of range."""
