@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 from engine import core as module
 from engine.blocks import BlockPool
 from engine.core import Abort, Add, Deliveries, EngineCore, Pace
+from engine.grammar import NO_MASKS, Grammar, Masks
 from engine.outbox import Choice, Delta, Outbox
 from engine.scheduler import Scheduler, SchedulerLimits
 from engine.sequence import Sequence
-from engine.steps import StepRecord
+from engine.steps import KEPT, Parts, StepLog, StepRecord
 from engine.tokenizer import Detokenizer
 from engine.types import FinishReason, Sampled, SamplingParams, Step
-from tests.engine.fakes import HashRunner, oracle
+from tests.engine.fakes import VOCAB, EvenGrammar, HashRunner, oracle
 
 TABLE = [bytes([65 + id % 26]) for id in range(97)]
 
 
 class Silent:
-    """An observer that records ends."""
+    """An observer that records steps and ends."""
 
     def __init__(self) -> None:
         self.ended: list[int] = []
+        self.records: list[StepRecord] = []
 
-    def on_step(self, record: StepRecord) -> None: ...
+    def on_step(self, record: StepRecord) -> None:
+        self.records.append(record)
 
     def on_token(self, sequence: Sequence) -> None: ...
 
@@ -50,23 +56,36 @@ class Hooked(HashRunner):
 class Rig:
     """A running core whose deliveries land in a list."""
 
-    def __init__(self, **limits: int) -> None:
+    def __init__(
+        self, runner: Hooked | None = None, log: list[str] | None = None, vocab_size: int = 0, **limits: int
+    ) -> None:
         self.pool = BlockPool(32, 4)
-        self.runner = Hooked(32, 4)
+        self.runner = runner or Hooked(32, 4)
+        self.log = [] if log is None else log
         self.scheduler = Scheduler(self.pool, SchedulerLimits(**limits))
         self.observer = Silent()
         self.deltas: dict[int, list[Delta]] = {}
         self.finished = threading.Condition()
-        self.core = EngineCore(self.scheduler, self.runner, self.receive, self.observer)
+        self.core = EngineCore(self.scheduler, self.runner, self.receive, self.observer, vocab_size)
 
     def receive(self, deliveries: Deliveries) -> None:
+        self.log.append("deliver")
         with self.finished:
             for choice, delta in deliveries:
                 self.deltas.setdefault(choice.sequence.id, []).append(delta)
             self.finished.notify_all()
 
-    def choice(self, id: int, prompt: list[int], **params: Any) -> Choice:
-        sequence = Sequence(id, prompt, SamplingParams(**{"max_tokens": 6, **params}))
+    def choice(
+        self,
+        id: int,
+        prompt: list[int],
+        *,
+        grammar: Grammar | None = None,
+        deadline: float | None = None,
+        **params: Any,
+    ) -> Choice:
+        sampling = SamplingParams(**{"max_tokens": 6, **params})
+        sequence = Sequence(id, prompt, sampling, grammar=grammar, deadline=deadline)
         choice = Choice.__new__(Choice)
         outbox = Outbox.__new__(Outbox)
         Choice.__init__(choice, 0, sequence, Detokenizer(TABLE), outbox)
@@ -248,3 +267,142 @@ async def test_tokens_nobody_was_told_of_are_counted_apart() -> None:
     assert undelivered == []
     outbox.deliver(0, Delta(finish=FinishReason.ABORT))
     assert undelivered == [2]
+
+
+class Ordered(Hooked):
+    """Writes down when its parts run, in one list with the deliveries."""
+
+    def __init__(self, log: list[str], *, returns_early: bool) -> None:
+        super().__init__(32, 4)
+        self.returns_early = returns_early
+        self.log = log
+
+    def parts(self) -> dict[str, float]:
+        return {"linears": 1.25}
+
+    def forward(self, step: Step) -> object:
+        self.log.append("forward")
+        return super().forward(step)
+
+    def sample(self, step: Step, computed: object, masks: Masks = NO_MASKS) -> dict[int, Sampled]:
+        self.log.append("sample")
+        return super().sample(step, computed, masks)
+
+
+@pytest.mark.parametrize("returns_early", [False, True])
+def test_deltas_go_out_beside_the_next_step_and_the_last_at_once(*, returns_early: bool) -> None:
+    """Before a forward that blocks, after one that comes back; never after waiting for the device."""
+    log: list[str] = []
+    rig = Rig(runner=Ordered(log, returns_early=returns_early), log=log)
+    rig.core.start()
+    rig.core.post(Add(rig.choice(1, [1, 2, 3], max_tokens=3)))
+    rig.wait(1)
+    rig.core.stop()
+    between = ["forward", "deliver"] if returns_early else ["deliver", "forward"]
+    assert log == ["forward", "sample", *between, "sample", *between, "sample", "deliver"]
+
+
+def test_each_step_leaves_a_record_with_its_parts() -> None:
+    rig = Rig(runner=Ordered([], returns_early=True), max_num_batched_tokens=8, max_num_seqs=8)
+    rig.core.start()
+    rig.core.post(Add(rig.choice(1, list(range(12)), max_tokens=3)))
+    rig.wait(1)
+    rig.core.stop()
+    records = rig.core.steps.last(10)
+    assert rig.observer.records == records
+    assert [(r.decode_tokens, r.prefill_tokens, r.admitted) for r in records] == [
+        (0, 8, 1),
+        (0, 4, 0),
+        (1, 0, 0),
+        (1, 0, 0),
+    ]
+    assert [r.step for r in rig.core.steps.last(2)] == [3, 4]
+    shown = records[-1].as_dict()
+    assert shown["runner"] == {"linears": 1.25}
+    assert shown["parts"].keys() == {"schedule", "forward", "deliver", "mask", "sample", "commit"}
+    assert sum(records[0].parts.values()) == pytest.approx(records[0].seconds)
+    assert rig.core.steps.seconds["commit"] == pytest.approx(sum(r.parts["commit"] for r in records))
+
+
+def test_the_log_of_steps_is_bounded() -> None:
+    log = StepLog()
+    for index in range(KEPT + 50):
+        log.append(StepRecord.of(Step(index), Parts(), {}, 0, 0))
+    assert [len(log.last(10**9)), log.last(10**9)[0].step, log.last(0)] == [KEPT, 50, []]
+
+
+def test_a_grammar_is_asked_for_masks_and_told_of_tokens() -> None:
+    rig = Rig(vocab_size=VOCAB)
+    grammar = EvenGrammar(3, ready=False)
+    rig.core.start()
+    rig.core.post(Add(rig.choice(1, [1, 2, 3], grammar=grammar)))
+    rig.core.post(Add(rig.choice(2, [1, 2, 3])))
+    assert rig.wait(2).finish is FinishReason.LENGTH
+    assert 1 not in rig.deltas
+    grammar.ready = True
+    rig.core.wake()
+    assert rig.wait(1).finish is FinishReason.STOP, "a complete text was not the end"
+    assert grammar.accepted == oracle([1, 2, 3], 3, grammar=EvenGrammar(3))
+
+
+def test_a_grammar_that_fails_ends_its_own_sequence_with_its_reason() -> None:
+    class Broken(EvenGrammar):
+        def fill(self, mask: npt.NDArray[np.int32]) -> None:
+            raise ValueError("it costs too much")
+
+    rig = Rig(vocab_size=VOCAB)
+    late = EvenGrammar(3, ready=False)
+    rig.core.start()
+    rig.core.post(Add(rig.choice(1, [1, 2, 3], grammar=Broken(3))))
+    rig.core.post(Add(rig.choice(2, [1, 2, 3], grammar=late)))
+    rig.core.post(Add(rig.choice(3, [1, 2, 3])))
+    late.error, late.ready = "no such keyword", True
+    rig.core.wake()
+    assert (rig.wait(1).finish, rig.wait(1).error) == (FinishReason.ERROR, "it costs too much")
+    assert (rig.wait(2).finish, rig.wait(2).error) == (FinishReason.ERROR, "no such keyword")
+    assert rig.wait(3).finish is FinishReason.LENGTH
+
+
+def test_a_deadline_ends_a_sequence_that_waits_for_nothing_but_its_grammar() -> None:
+    """Nothing runs and nobody posts: the step thread wakes by itself."""
+    rig = Rig(vocab_size=VOCAB)
+    rig.core.start()
+    grammar = EvenGrammar(3, ready=False)
+    rig.core.post(Add(rig.choice(1, [1, 2, 3], grammar=grammar, deadline=time.monotonic() + 0.05)))
+    last = rig.wait(1)
+    assert (last.finish, last.error) == (
+        FinishReason.DEADLINE,
+        "The deadline of this request passed before its answer was complete.",
+    )
+    assert rig.core.unhealthy() is None
+
+
+def test_a_deadline_ends_a_sequence_in_mid_answer() -> None:
+    rig = Rig()
+    calls: list[int] = []
+
+    def hook(step: Step) -> None:
+        calls.append(step.index)
+        if len(calls) == 3:
+            first.deadline = None
+            rig.scheduler._deadlines[0] = (0.0, 1)
+
+    rig.runner.hook = hook  # type: ignore[method-assign]
+    choice = rig.choice(1, [1, 2, 3], max_tokens=60, deadline=time.monotonic() + 3600)
+    first = choice.sequence
+    rig.core.start()
+    rig.core.post(Add(choice))
+    assert rig.wait(1).finish is FinishReason.DEADLINE
+    assert sum(delta.tokens for delta in rig.deltas[1]) == 2
+    assert rig.pool.num_free == 32
+
+
+def test_waiting_tokens_are_counted_wherever_they_wait() -> None:
+    rig = Rig()
+    rig.core.post(Add(rig.choice(1, [1, 2, 3])))
+    assert (rig.core.num_waiting, rig.core.num_waiting_tokens) == (1, 3)
+    rig.core._drain()
+    assert (rig.core.num_waiting, rig.core.num_waiting_tokens) == (1, 3)
+    rig.core.post(Add(rig.choice(2, [1, 2], grammar=EvenGrammar(1, ready=False))))
+    rig.core._drain()
+    assert (rig.core.num_waiting, rig.core.num_waiting_tokens) == (2, 5)
