@@ -284,8 +284,19 @@ def _note(kind: str, members: Sequence[Phase], body: Mapping[str, Any], row: Req
         case "prefill":
             return _("%(tokens)s computed") % {"tokens": f"{computed_tokens(row, body):,}"}
         case "decode" if row.preemptions:
-            return ngettext("%(n)s preemption", "%(n)s preemptions", row.preemptions) % {"n": row.preemptions}
+            return pgettext("between the items of a list", ", ").join(_preemptions(row.preemptions, body))
     return ""
+
+
+def _preemptions(count: int, body: Mapping[str, Any]) -> list[str]:
+    """How often it lost its blocks, and how many came back from host memory instead of being computed again."""
+    words = [ngettext("%(n)s preemption", "%(n)s preemptions", count) % {"n": count}]
+    names = [(name, args or {}) for _source, name, _t, args in body.get("events", ())]
+    first = next((at for at, (name, _args) in enumerate(names) if name == "PREEMPTED"), len(names))
+    back = sum(int(args.get("blocks", 0)) for name, args in names[first:] if name == "SWAPPED_IN")
+    if back:
+        words.append(ngettext("%(n)s block swapped in", "%(n)s blocks swapped in", back) % {"n": back})
+    return words
 
 
 def computed_tokens(row: RequestRecord, body: Mapping[str, Any]) -> int:
@@ -322,11 +333,14 @@ def event_title(name: str) -> str:
         "received": _("received"),
         "tokenized": _("tokenized"),
         "queued": _("queued"),
+        "grammar_ready": _("grammar ready"),
         "scheduled": _("scheduled"),
         "chunk": _("chunk"),
         "first_token": _("first token"),
         "stream_start": _("stream start"),
         "preempted": _("preempted"),
+        "swapped_out": _("swapped out"),
+        "swapped_in": _("swapped in"),
         "resumed": _("resumed"),
         "finished": _("finished"),
     }.get(name, name.replace("_", " "))

@@ -193,7 +193,9 @@ def _engine(request: Request) -> dict[str, Any]:
         }
     if report is not None:
         told |= {
+            "sequence_id": report.sequence_id,
             "cached_tokens": report.cached_tokens,
+            "host_tokens": report.host_tokens,
             "computed_tokens": report.computed_tokens,
             "block_size": report.block_size,
             "preemptions": report.preemptions,

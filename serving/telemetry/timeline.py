@@ -36,7 +36,9 @@ class EngineReport(msgspec.Struct):
     anchor: Anchor | None = None
     events: list[Event] = []
     dropped: int = 0
+    sequence_id: int = 0
     cached_tokens: int = 0
+    host_tokens: int = 0  # of the cached ones, those that came from host memory
     computed_tokens: int = 0
     block_size: int = 0
     preemptions: int = 0

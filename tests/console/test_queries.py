@@ -213,3 +213,19 @@ def test_what_no_phase_covers_is_unattributed(world: World) -> None:
     hole = next(r for r in drawn.rows if r.layer == "none")
     assert [(s.start, s.end) for s in hole.segments] == [(100, 300), (900, 1000)]
     assert drawn.attributed == 0.7
+
+
+def test_a_swapped_request_says_how_much_came_back(world: World) -> None:
+    """Blocks a prefix brought from the host before the preemption are not counted."""
+    events = [
+        ("SWAPPED_IN", 100, {"blocks": 9}),
+        ("PREEMPTED", 400, {"kind": "swap"}),
+        ("SWAPPED_IN", 500, {"blocks": 3}),
+    ]
+    body = {"phases": [("decode", 0, 900, {})], "events": [("engine", *event) for event in events]}
+    (made,) = deliver(settled(world.aurora, world.key, duration_us=900, body=body, preemptions=1))
+    row = queries.record(EVERYTHING, uuid.UUID(made))
+    assert row is not None
+    (decode,) = trace.build(row, queries.detail(row)).rows
+    assert decode.note == "1 preemption, 3 blocks swapped in"
+    assert [trace.event_title(e.name) for e in trace.events(body)] == ["swapped in", "preempted", "swapped in"]
