@@ -24,6 +24,9 @@ CANDIDATES = (64, 1024, 8192)
 LIMIT = 1e30
 """Adjusted logits stay within it: an infinity would make the whole row NaN, whose draw is no token at all."""
 
+RUN = 256
+"""Tokens whose weights are summed together before the one that a draw meant is looked for."""
+
 _MASK = (1 << 64) - 1
 
 
@@ -45,12 +48,25 @@ class Sampler:
             self._adjust(logits[row], sequence)
             if sequence.id in masks:
                 forbid(logits[row], masks[sequence.id])
-        tokens = logits.argmax(-1)
-        random = [row for row, s in enumerate(sequences) if not s.params.greedy]
-        if random:
-            rows = logits if len(random) == len(sequences) else logits[random]
-            tokens[random] = draw(rows, [sequences[row] for row in random])
-        return [self._sampled(token, raw.get(row), sequences[row].params) for row, token in enumerate(tokens.tolist())]
+        tokens = self._pick(logits, sequences)
+        return [self._sampled(token, raw.get(row), sequences[row].params) for row, token in enumerate(tokens)]
+
+    def _pick(self, logits: Tensor, sequences: Seq[Sequence]) -> list[int]:
+        """A token per row: by one thread where it is the CPU and nothing has to be sorted, else by torch."""
+        tokens = [-1] * len(sequences)
+        if logits.device.type == "cpu":
+            for row, sequence in enumerate(sequences):
+                params = sequence.params
+                if params.greedy:
+                    tokens[row] = int(logits[row].numpy().argmax())
+                elif params.top_k <= 0 and params.top_p >= 1.0:
+                    tokens[row] = draw_one(logits[row].numpy(), params, uniform(params.seed, sequence.num_tokens))
+        rest = [row for row, token in enumerate(tokens) if token < 0]
+        if rest:
+            rows = logits if len(rest) == len(sequences) else logits[rest]
+            for row, token in zip(rest, pick(rows, [sequences[row] for row in rest]), strict=True):
+                tokens[row] = token
+        return tokens
 
     def _adjust(self, row: Tensor, sequence: Sequence) -> None:
         """Apply what depends on one request's history to its row, in place."""
@@ -99,6 +115,38 @@ def forbid(row: Tensor, mask: npt.NDArray[np.int32]) -> None:
         np.copyto(row.numpy(), -np.inf, where=forbidden)  # torch would wake its threads for it, which costs more
     else:
         row.masked_fill_(torch.from_numpy(forbidden).to(row.device), -torch.inf)
+
+
+def draw_one(row: npt.NDArray[np.float32], params: SamplingParams, uniform: float) -> int:
+    """Draw from a whole row [vocab], which is overwritten, as `draw` does. Waking torch's threads would cost more.
+
+    The running sum is taken run by run, then inside the one run that it has to pass.
+    """
+    row -= row.max()
+    row *= np.float32(1 / max(params.temperature, 1e-4))
+    np.exp(row, out=row)
+    if params.min_p > 0:
+        row[row < params.min_p] = 0  # the heaviest weighs one
+    mass = np.add.reduceat(row, np.arange(0, len(row), RUN), dtype=np.float64).cumsum()
+    if not mass[-1] > 0:
+        return 0  # logits that are no numbers leave nothing to draw from
+    # Rounding must not carry the target to the total, past the last token with any weight.
+    target = min(uniform * mass[-1], np.nextafter(mass[-1], 0))
+    run = int(np.searchsorted(mass, target, side="right"))
+    inside = row[run * RUN : (run + 1) * RUN].cumsum(dtype=np.float64)
+    left = min(target - (mass[run - 1] if run else 0.0), np.nextafter(inside[-1], 0))
+    return run * RUN + int(np.searchsorted(inside, left, side="right"))
+
+
+def pick(logits: Tensor, sequences: Seq[Sequence]) -> list[int]:
+    """A token per row of logits [batch, vocab]: the most likely one, or a draw."""
+    tokens = logits.argmax(-1)
+    random = [row for row, s in enumerate(sequences) if not s.params.greedy]
+    if random:
+        rows = logits if len(random) == len(sequences) else logits[random]
+        tokens[random] = draw(rows, [sequences[row] for row in random])
+    chosen: list[int] = tokens.tolist()
+    return chosen
 
 
 def draw(logits: Tensor, sequences: Seq[Sequence]) -> Tensor:

@@ -6,13 +6,14 @@ import math
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine import sampler as module
-from engine.sampler import Sampler, draw, invert, uniform
+from engine.sampler import Sampler, draw, draw_one, invert, uniform
 from engine.sequence import Sequence
 from engine.types import SamplingParams
 
@@ -187,3 +188,26 @@ def test_a_tiny_repetition_penalty_still_draws_a_seen_token() -> None:
 
 def test_a_model_that_answers_nan_gives_some_token() -> None:
     assert 0 <= pick(torch.full((1, VOCAB), torch.nan), seed=1, top_p=0.5) < VOCAB
+
+
+@pytest.mark.parametrize("min_p", [0.0, 0.05])
+@pytest.mark.parametrize("vocab", [97, 256, 1000, 49_152])
+def test_one_thread_draws_what_torch_draws(vocab: int, min_p: float) -> None:
+    """Both invert the same distribution, with some tokens forbidden."""
+    generator = torch.Generator().manual_seed(vocab)
+    for seed in range(40):
+        row = torch.randn(vocab, generator=generator) * 4
+        row[torch.rand(vocab, generator=generator) < 0.5] = -torch.inf
+        sequence = Sequence(0, [1], SamplingParams(max_tokens=9, temperature=0.7, min_p=min_p, seed=seed))
+        drawn = draw_one(row.clone().numpy(), sequence.params, uniform(seed, sequence.num_tokens))
+        assert torch.isfinite(row[drawn])
+        assert drawn == int(draw(row[None], [sequence])[0])
+
+
+def test_one_thread_stays_in_range_at_the_edges() -> None:
+    params = SamplingParams(max_tokens=9)
+    row = np.full(1000, -np.inf, np.float32)
+    row[7] = row[999] = 1.0
+    assert draw_one(row.copy(), params, 0.0) == 7
+    assert draw_one(row.copy(), params, 1 - 2**-53) == 999
+    assert draw_one(np.full(10, np.nan, np.float32), params, 0.5) == 0
