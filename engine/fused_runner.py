@@ -10,26 +10,29 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from engine.grammar import NO_MASKS, Masks
 from engine.model.fused import FusedModel
 from engine.model.hostpool import HostPool
+from engine.native.library import DRAW
 from engine.native.library import Step as NativeStep
-from engine.sampler import Sampler
+from engine.sampler import Sampler, uniform
 from engine.sequence import Sequence
 from engine.types import Sampled, Step
 
+TOP_K_MAX = 2**31 - 1
 Ints = npt.NDArray[np.int32]
 
 
 @dataclass(slots=True)
 class Started:
-    """A step under way: who samples, which of them need logits, and the arrays the library works on."""
+    """A step under way: who samples, which of them need their logits, and the arrays the library works on."""
 
     sampling: list[Sequence]
     picky: list[int]
-    best: Ints
-    logits: torch.Tensor
+    tokens: Ints
+    logits: Tensor | None = None
     keep: list[Any] = field(default_factory=list)
 
 
@@ -45,14 +48,15 @@ class FusedRunner:
         self.host = host
 
     def forward(self, step: Step) -> Started:
-        """Start a step; greedy tokens are picked by the library, other sequences get logits."""
+        """Start a step; the library draws the tokens, but for sequences whose logits have to be changed or shown."""
         if self.host is not None:
             self.host.copy_out(step.copies_out)
             self.host.copy_in(step.copies_in)
         sampling = [chunk.sequence for chunk in step.chunks if chunk.samples]
         picky = [row for row, sequence in enumerate(sampling) if needs_logits(sequence)]
-        logits = torch.empty(len(picky), self.model.config.vocab_size)
-        started = Started(sampling, picky, np.empty(len(sampling), np.int32), logits)
+        started = Started(sampling, picky, np.empty(len(sampling), np.int32))
+        if picky:
+            started.logits = torch.empty(len(picky), self.model.config.vocab_size)
         self.model.start(_native(step, started))
         return started
 
@@ -61,8 +65,8 @@ class FusedRunner:
         """See Runner."""
         assert isinstance(computed, Started)
         self.model.wait()
-        sampled = {s.id: Sampled(token) for s, token in zip(computed.sampling, computed.best.tolist(), strict=True)}
-        if computed.picky:
+        sampled = {s.id: Sampled(token) for s, token in zip(computed.sampling, computed.tokens.tolist(), strict=True)}
+        if computed.logits is not None:
             sequences = [computed.sampling[row] for row in computed.picky]
             tokens = self.sampler.sample(computed.logits, sequences, masks)
             sampled.update((s.id, token) for s, token in zip(sequences, tokens, strict=True))
@@ -74,11 +78,10 @@ class FusedRunner:
 
 
 def needs_logits(sequence: Sequence) -> bool:
-    """True unless the most likely token is all that is asked for."""
+    """True where a draw from the distribution as it stands is not enough."""
     params = sequence.params
     return (
-        not params.greedy
-        or params.has_penalties
+        params.has_penalties
         or bool(params.logit_bias)
         or params.top_logprobs is not None
         or sequence.grammar is not None
@@ -100,14 +103,31 @@ def _native(step: Step, started: Started) -> NativeStep:
         tokens += sequence.tokens[chunk.start : chunk.end]
         if chunk.samples:
             last.append(len(tokens) - 1)
-    arrays = [_ints(values) for values in (tokens, starts, counts, begins, tables, last)]
+    draws = np.array([_draw(sequence) for sequence in started.sampling], DRAW)
+    arrays: list[npt.NDArray[Any]] = [
+        *(_ints(values) for values in (tokens, starts, counts, begins, tables, last)),
+        draws,
+        started.tokens,
+    ]
     rows = (c.c_void_p * max(len(last), 1))()
-    for index, row in enumerate(started.picky):
-        rows[row] = started.logits[index].data_ptr()
-    addresses = (array.ctypes.data for array in (*arrays, started.best))
-    native = NativeStep(len(step.chunks), len(last), *addresses, c.addressof(rows), None)
+    if started.logits is not None:
+        for index, row in enumerate(started.picky):
+            rows[row] = started.logits[index].data_ptr()
     started.keep += [arrays, rows]
-    return native
+    return NativeStep(len(step.chunks), len(last), *(a.ctypes.data for a in arrays), c.addressof(rows), None)
+
+
+def _draw(sequence: Sequence) -> tuple[float, float, float, float, int]:
+    params = sequence.params
+    if params.greedy:
+        return (0.0, 0.0, 1.0, 0.0, 0)
+    return (
+        uniform(params.seed, sequence.num_tokens),
+        params.temperature,
+        params.top_p,
+        params.min_p,
+        min(params.top_k, TOP_K_MAX),
+    )
 
 
 def _ints(values: list[int]) -> Ints:

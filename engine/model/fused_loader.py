@@ -18,7 +18,7 @@ from torch import Tensor
 from engine.model.fused import Arena, FusedModel, FusedWeights, pack, pack_layer
 from engine.model.loader import Progress, Source, load_layer
 from engine.model.reference import Reference, divergence
-from engine.native.library import Step
+from engine.native.library import DRAW, Step
 
 MAX_DIVERGENCE = 0.1
 """Nats of mean KL that make a model refused: 8-bit rounding costs about 0.01, a wrong kernel more than 1."""
@@ -61,23 +61,25 @@ def verify(model: FusedModel, loaded: Loaded) -> float:
     Also runs the probe token by token, which must give the very same logits: answers may not depend on batching.
     """
     tokens = loaded.probe
-    whole = _logits(model, tokens, 0)
+    whole = logits_of(model, tokens, 0)
     distance = divergence(loaded.expected, whole[:, : loaded.expected.shape[1]])
     if not distance <= MAX_DIVERGENCE:
         raise Disagreement(f"its distribution is {distance:.3f} nats from the plain path's (at most {MAX_DIVERGENCE})")
     for position in range(len(tokens) - 4, len(tokens)):
-        single = _logits(model, tokens[position : position + 1], position)
+        single = logits_of(model, tokens[position : position + 1], position)
         if not torch.equal(single[0], whole[position]):
             raise Disagreement("one token at a time it computes other logits than all at once")
     return distance
 
 
-def _logits(model: FusedModel, tokens: list[int], start: int) -> Tensor:
-    """Logits [tokens, vocab] of a chunk at the first blocks of the cache, which has no other user yet."""
+def logits_of(model: FusedModel, tokens: list[int], start: int) -> Tensor:
+    """Logits [tokens, vocab] of a chunk, in the first blocks of a cache that has no other user."""
     count, vocab = len(tokens), model.config.vocab_size
     logits = torch.empty(count, vocab)
     blocks = np.arange(-(-(start + count) // model.cache.block_size), dtype=np.int32)
-    arrays = [_ints(tokens), _ints([start]), _ints([count]), _ints([0]), blocks, _ints(range(count)), _ints(tokens)]
+    greedy = np.zeros(count, DRAW)
+    arrays = [_ints(tokens), _ints([start]), _ints([count]), _ints([0]), blocks, _ints(range(count)), greedy]
+    arrays.append(np.empty(count, np.int32))
     rows = (c.c_void_p * count)(*(logits[row].data_ptr() for row in range(count)))
     model.start(Step(1, count, *(array.ctypes.data for array in arrays), c.addressof(rows), None))
     model.wait()

@@ -1,4 +1,4 @@
-"""What the plain path says of a short prompt, computed layer by layer while weights are read; none are kept."""
+"""What the plain path says of a prompt, computed layer by layer while weights are read; none are kept."""
 
 from __future__ import annotations
 
@@ -18,31 +18,32 @@ _BLOCK = 16
 
 
 class Reference:
-    """The plain float32 forward pass of one prompt, fed one layer at a time."""
+    """The plain forward pass of one prompt in the embedding's type, fed one layer at a time."""
 
     def __init__(self, config: ModelConfig, tokens: list[int], embedding: Tensor, norm: Tensor) -> None:
         self._norm = norm
-        count = len(tokens)
+        count, dtype = len(tokens), embedding.dtype
         blocks = -(-count // _BLOCK)
         nothing = ModelWeights(embedding, [], norm, embedding)
         self._decoder = Decoder(config, nothing, count)
-        self._cache = KVCache(1, config.num_kv_heads, config.head_dim, blocks, _BLOCK, torch.float32, _CPU)
+        self._cache = KVCache(1, config.num_kv_heads, config.head_dim, blocks, _BLOCK, dtype, _CPU)
         sequence = Sequence(0, tokens, SamplingParams(max_tokens=1))
         sequence.block_table = list(range(blocks))
         places = torch.arange(count)
-        groups = plan_groups([Chunk(sequence, 0, count)], _BLOCK, config.group, torch.float32, _CPU)
+        groups = plan_groups([Chunk(sequence, 0, count)], _BLOCK, config.group, dtype, _CPU)
         self._batch = Batch(torch.tensor(tokens), places, places, places, groups)
         self._x = F.embedding(self._batch.tokens, embedding).float()
 
     @torch.inference_mode()
     def advance(self, layer: LayerWeights) -> None:
-        """Run the next layer; its weights are float32."""
+        """Run the next layer."""
         self._x = self._decoder.run_layer(0, layer, self._x, self._batch, self._cache)
 
     @torch.inference_mode()
     def logits(self, head: Tensor) -> Tensor:
         """[tokens, vocab] float32 after the last layer."""
-        return F.linear(rms_norm(self._x, self._norm, self._decoder.config.rms_eps), head.float())
+        normed = rms_norm(self._x, self._norm, self._decoder.config.rms_eps)
+        return F.linear(normed.to(head.dtype), head).float()
 
 
 def divergence(reference: Tensor, logits: Tensor) -> float:

@@ -34,6 +34,13 @@ struct FlModel {
     uint16_t* cache;            // [layers][num_blocks][block_size / 16][kv_heads][2 * 16 * head_dim] bf16
 };
 
+// How to draw a row's token; temperature 0 takes the most likely one.
+struct FlDraw {
+    double uniform;  // in [0, 1)
+    float temperature, top_p, min_p;
+    int32_t top_k;   // 0: no limit
+};
+
 struct FlStep {
     int32_t chunks, samples;
     const int32_t* tokens;   // of all chunks, in order
@@ -42,8 +49,9 @@ struct FlStep {
     const int32_t* table;    // [chunks] where the chunk's block table begins in `blocks`
     const int32_t* blocks;
     const int32_t* last;     // [samples] rows whose next token is wanted
-    int32_t* best;           // [samples] out: the most likely token
-    float* const* logits;    // [samples] out: [vocab] each, or null where only `best` is wanted
+    const FlDraw* draw;      // [samples]
+    int32_t* token;          // [samples] out: the token drawn
+    float* const* logits;    // [samples] out: [vocab] each, or null where only the token is wanted
     float* hidden;           // out: final-norm states [tokens][hidden], or null
 };
 

@@ -97,15 +97,25 @@ def _key(compiler: list[str], target: str) -> str:
     return digest.hexdigest()[:16]
 
 
-def _build(compiler: list[str], target: str, path: Path) -> None:
-    """Compile beside the final name, check in a process of its own, then move into place."""
+def compile_library(compiler: list[str], target: str, path: Path) -> None:
+    """Compile the sources for a target. Raises NativeUnavailable."""
     options = [f"-m{need.replace('512_', '512').replace('avx_vnni', 'avxvnni')}" for need in TARGETS[target]]
+    source = str(SOURCES / "forward.cpp")
+    command = [*compiler, *FLAGS, *options, "-Wno-psabi", source, *LINK, "-o", str(path)]
+    _run(command, BUILD_SECONDS, "compiling the fused path")
+
+
+def check_command(path: Path) -> list[str]:
+    """Runs a library on a small model, in a process of its own: a wrong instruction ends that, not the engine."""
+    return [sys.executable, "-m", "engine.native.check", str(path)]
+
+
+def _build(compiler: list[str], target: str, path: Path) -> None:
+    """Compile beside the final name, check, then move into place."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         built = Path(folder) / "fanlight.so"
-        source = str(SOURCES / "forward.cpp")
-        _run([*compiler, *FLAGS, *options, "-Wno-psabi", source, *LINK, "-o", str(built)], BUILD_SECONDS, "compiling")
-        # A wrong instruction ends that process, not the engine.
-        _run([sys.executable, "-m", "engine.native.check", str(built)], CHECK_SECONDS, "checking the built library")
+        compile_library(compiler, target, built)
+        _run(check_command(built), CHECK_SECONDS, "checking the built library")
         built.rename(path)
 
 

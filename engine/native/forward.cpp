@@ -6,6 +6,7 @@
 
 #include "abi.h"
 #include "attention.h"
+#include "draw.h"
 #include "matmul.h"
 #include "threads.h"
 
@@ -306,23 +307,38 @@ private:
         ms[FL_HEAD] += clock.lap();
     }
 
-    // Logits of the sampling rows; each task keeps the best of its channels, so most logits are never stored.
+    // Logits of the sampling rows. Each task keeps the best of its channels, so that of greedy rows none are stored.
     void choose(const FlStep& step, const Rows& in) {
         const Weights w = weights(m_.head);
         const int all = w.n / PANEL, tasks = (all + HEAD_PANELS - 1) / HEAD_PANELS;
         best_.assign(size_t(tasks) * step.samples, {-INFINITY, 0});
+        give_rows(step);
         threads_.loop(tasks, [&](int task) {
             const int first = task * HEAD_PANELS;
             std::vector<BestLanes> best(step.samples);
             multiply(w, first, std::min(all, first + HEAD_PANELS), in, step.samples,
-                     [&](int s, int p, f32x16 v) { keep_best(step, s, p * PANEL, v, best[s]); });
+                     [&](int s, int p, f32x16 v) { keep_best(s, p * PANEL, v, best[s]); });
             for (int s = 0; s < step.samples; s++) best_[size_t(task) * step.samples + s] = best[s].winner();
         });
-        for (int s = 0; s < step.samples; s++) {
+        threads_.loop(step.samples, [&](int s) {
             Best top{-INFINITY, 0};
             for (int task = 0; task < tasks; task++)
                 if (best_[size_t(task) * step.samples + s].value > top.value) top = best_[size_t(task) * step.samples + s];
-            step.best[s] = top.token;
+            const bool greedy = step.draw[s].temperature <= 0.0f || step.logits[s];
+            step.token[s] = greedy ? top.token : draw(logits_[s], m_.vocab, top.value, step.draw[s]);
+        });
+    }
+
+    // Where each sampling row's logits go: to the caller, to scratch for a draw, or nowhere.
+    void give_rows(const FlStep& step) {
+        const size_t size = (m_.vocab + Weighted::CHUNK - 1) / Weighted::CHUNK * Weighted::CHUNK;
+        logits_.assign(step.samples, nullptr);
+        while (scratch_.size() < size_t(step.samples)) scratch_.emplace_back(nullptr);
+        for (int s = 0; s < step.samples; s++) {
+            logits_[s] = step.logits[s];
+            if (step.logits[s] || step.draw[s].temperature <= 0.0f) continue;
+            if (!scratch_[s]) scratch_[s] = std::make_unique<Buffer<float>>(size);
+            logits_[s] = scratch_[s]->get();
         }
     }
 
@@ -343,14 +359,14 @@ private:
         }
     };
 
-    void keep_best(const FlStep& step, int s, int channel, f32x16 v, BestLanes& best) const {
+    void keep_best(int s, int channel, f32x16 v, BestLanes& best) const {
         static const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
         const i32x16 token = lane + channel;
-        if (step.logits[s]) {
+        if (float* to = logits_[s]) {
             const int room = m_.vocab - channel;
-            if (room >= 16) store16(step.logits[s] + channel, v);
+            if (room >= 16) store16(to + channel, v);
             else
-                for (int i = 0; i < room; i++) step.logits[s][channel + i] = v[i];
+                for (int i = 0; i < room; i++) to[channel + i] = v[i];
         }
         auto better = (v > best.value) & (token < splat_i(m_.vocab));
         best.value = better ? v : best.value;
@@ -373,6 +389,8 @@ private:
     std::vector<Row> rows_;
     std::vector<Piece> pieces_;
     std::vector<Best> best_;
+    std::vector<float*> logits_;
+    std::vector<std::unique_ptr<Buffer<float>>> scratch_;
 };
 
 }  // namespace fanlight

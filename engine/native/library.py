@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes as c
 from pathlib import Path
 
+import numpy as np
+
 Pointer = c.c_void_p
 PARTS = ("linear", "attention", "rows", "head", "total")
 """Names of what `fl_wait` measures, in its order."""
@@ -41,6 +43,10 @@ class Model(c.Structure):
     ]
 
 
+DRAW = np.dtype([("uniform", "f8"), ("temperature", "f4"), ("top_p", "f4"), ("min_p", "f4"), ("top_k", "i4")])
+"""FlDraw."""
+
+
 class Step(c.Structure):
     """FlStep."""
 
@@ -49,7 +55,7 @@ class Step(c.Structure):
         ("samples", c.c_int32),
         *(
             (name, Pointer)
-            for name in ("tokens", "start", "count", "table", "blocks", "last", "best", "logits", "hidden")
+            for name in ("tokens", "start", "count", "table", "blocks", "last", "draw", "token", "logits", "hidden")
         ),
     ]
 

@@ -1,0 +1,208 @@
+"""The fused CPU path: it agrees with plain torch, and its answers do not depend on what runs beside them."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.blocks import BlockPool
+from engine.boot import build
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.fused_runner import FusedRunner
+from engine.hostcache import HostCache
+from engine.model.fused import Arena, alternate, pack, unsupported
+from engine.model.fused_loader import Disagreement, verify
+from engine.native import build as native
+from engine.native.build import NativeUnavailable, choose_target, library_path
+from engine.scheduler import Scheduler, SchedulerLimits
+from engine.sequence import Sequence
+from engine.types import SamplingParams
+
+
+def _why_not() -> str | None:
+    try:
+        library_path()
+    except NativeUnavailable as error:
+        return str(error)
+    return None
+
+
+needs_native = pytest.mark.skipif(_why_not() is not None, reason=f"NOT RUN, the fused path: {_why_not()}")
+
+
+@pytest.fixture(scope="module")
+def runner(bundled_model: Path) -> Iterator[FusedRunner]:
+    engine = build(EngineConfig(bundled_model, dtype="int8", num_blocks=600, num_host_blocks=200))
+    assert isinstance(engine.runner, FusedRunner)
+    yield engine.runner
+    engine.runner.model.close()
+
+
+def _play(
+    runner: FusedRunner,
+    sequences: list[Sequence],
+    *,
+    batched: int = 512,
+    blocks: int = 600,
+    host: int = 0,
+    prefix_cache: bool = True,
+) -> Scheduler:
+    """Run sequences to their ends on the real runner."""
+    limits = SchedulerLimits(max_num_batched_tokens=batched, prefix_cache=prefix_cache)
+    scheduler = Scheduler(BlockPool(blocks, 16), limits, HostCache(host))
+    for sequence in sequences:
+        scheduler.add(sequence)
+    while scheduler.has_work:
+        step = scheduler.schedule()
+        scheduler.complete(step, runner.sample(step, runner.forward(step)))
+        scheduler.check()
+    return scheduler
+
+
+def _prompt(seed: int, length: int) -> list[int]:
+    return torch.randint(40_000, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def _sequence(id: int, prompt: list[int], **params: object) -> Sequence:
+    given: dict[str, object] = {"max_tokens": 24, "temperature": 0.0} | params
+    return Sequence(id, prompt, SamplingParams(**given))  # type: ignore[arg-type]
+
+
+def _output(sequence: Sequence) -> list[int]:
+    return sequence.tokens[sequence.num_prompt :]
+
+
+@needs_native
+def test_answers_do_not_depend_on_batch_chunks_cache_or_preemption(runner: FusedRunner) -> None:
+    prompts = [_prompt(seed, 20 + 37 * seed) for seed in range(8)]
+    alone = []
+    for index, prompt in enumerate(prompts):
+        sequence = _sequence(index, prompt)
+        _play(runner, [sequence], prefix_cache=False)
+        alone.append(_output(sequence))
+    for options in (
+        {},
+        {"batched": 16},
+        {"batched": 100, "prefix_cache": False},
+        {"blocks": 24, "batched": 64},
+        {"blocks": 24, "host": 100},
+    ):
+        batch = [_sequence(index, prompt) for index, prompt in enumerate(prompts)]
+        scheduler = _play(runner, batch, **options)  # type: ignore[arg-type]
+        assert [_output(sequence) for sequence in batch] == alone, options
+        if options.get("blocks"):
+            assert scheduler.counts.preemptions.total() > 0, "the pool was meant to be too small"
+
+
+@needs_native
+def test_a_cached_prefix_gives_the_same_answer(runner: FusedRunner) -> None:
+    prompt = _prompt(3, 200)
+    first, again = _sequence(0, prompt), _sequence(1, prompt)
+    scheduler = _play(runner, [first])
+    scheduler.add(again)
+    while scheduler.has_work:
+        step = scheduler.schedule()
+        scheduler.complete(step, runner.sample(step, runner.forward(step)))
+    assert again.num_cached == 192
+    assert _output(again) == _output(first)
+
+
+@needs_native
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 1.0},
+        {"temperature": 0.7, "top_p": 0.9},
+        {"temperature": 1.3, "top_k": 7},
+        {"temperature": 1.0, "top_k": 300, "top_p": 0.8},
+        {"temperature": 2.0, "min_p": 0.02},
+        {"temperature": 0.01, "top_p": 1e-9},
+    ],
+)
+def test_the_library_draws_what_the_sampler_draws(runner: FusedRunner, params: dict[str, float]) -> None:
+    """Log-probabilities send a row through the torch sampler; without them the library draws."""
+    ours = [_sequence(i, _prompt(i, 9), max_tokens=6, seed=i, **params) for i in range(24)]
+    theirs = [_sequence(i, _prompt(i, 9), max_tokens=6, seed=i, top_logprobs=0, **params) for i in range(24)]
+    _play(runner, ours)
+    _play(runner, theirs)
+    same = sum(_output(a) == _output(b) for a, b in zip(ours, theirs, strict=True))
+    # Sums are rounded differently, so a draw on the very edge of a token may fall to its neighbour.
+    assert same >= 23
+
+
+@needs_native
+def test_the_model_is_refused_when_it_disagrees(runner: FusedRunner) -> None:
+    from engine.model.fused_loader import Loaded
+
+    probe = _prompt(1, 40)
+    logits = torch.randn(40, runner.model.config.vocab_size, generator=torch.Generator().manual_seed(1)) * 4
+    with pytest.raises(Disagreement, match="nats from the plain path"):
+        verify(runner.model, Loaded(runner.model.weights, probe, logits))
+
+
+def test_without_a_compiler_the_plain_path_serves_and_says_why(
+    bundled_model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FANLIGHT_NATIVE_CACHE", str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    engine = build(EngineConfig(bundled_model, num_blocks=64, max_model_len=512))
+    assert engine.facts()["dtype"] == "bf16"
+    assert "no-such-compiler" in engine.facts()["plain_because"]
+    with pytest.raises(ConfigError, match="int8 needs the fused path: CXX names"):
+        build(EngineConfig(bundled_model, dtype="int8", num_blocks=64, max_model_len=512))
+
+
+def test_a_library_that_fails_its_check_is_not_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FANLIGHT_NATIVE_CACHE", str(tmp_path))
+    compiler = tmp_path / "compiler"
+    compiler.write_text('#!/bin/sh\nfor last; do :; done\necho broken > "$last"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.raises(NativeUnavailable, match="checking the built library ended with status"):
+        library_path()
+    assert not list(tmp_path.glob("*.so"))
+
+
+def test_targets_follow_the_cpu() -> None:
+    assert choose_target(native.TARGETS["avx2"]) == "avx2"
+    assert choose_target({*native.TARGETS["avx2"], *native.TARGETS["avx512-vnni"]}) == "avx512-vnni"
+    with pytest.raises(NativeUnavailable, match="AVX2"):
+        choose_target({"sse2"})
+
+
+@needs_native
+@pytest.mark.parametrize("target", list(native.TARGETS))
+def test_every_target_this_cpu_has_agrees_with_torch(target: str, tmp_path: Path) -> None:
+    if not native.cpu_flags().issuperset(native.TARGETS[target]):
+        pytest.skip(f"NOT RUN: this CPU has no {target}")
+    built = tmp_path / "fanlight.so"
+    native.compile_library(native.find_compiler(), target, built)
+    done = subprocess.run(native.check_command(built), capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.count(f"{target}: head_dim") == 2
+
+
+def test_packing_keeps_each_channel_within_half_a_step() -> None:
+    matrix = torch.randn(50, 128, generator=torch.Generator().manual_seed(2))
+    packed = pack(matrix, Arena())
+    back = packed.dequantised()[:50]
+    assert ((back - matrix).abs() <= packed.scale[:50, None] * 0.5001).all()
+    assert packed.sum.shape == (4, 2, 16)
+    assert torch.equal(packed.sum[0, 1], packed.data[0, 16:].int().sum((0, 2)).short())
+
+
+def test_gate_and_up_take_turns() -> None:
+    gate, up = torch.zeros(32, 4), torch.ones(32, 4)
+    assert alternate(gate, up)[:, 0].tolist() == ([0.0] * 16 + [1.0] * 16) * 2
+
+
+def test_shapes_it_cannot_run_are_named(loaded: object) -> None:
+    shape = loaded.config  # type: ignore[attr-defined]
+    assert unsupported(shape, 16) is None
+    assert "head_dim is 80" in str(unsupported(replace(shape, head_dim=80), 16))
+    assert "block_size is 8" in str(unsupported(shape, 8))
