@@ -544,7 +544,7 @@ async def test_40_clients_that_hang_up_at_random_leave_nothing_behind(served: Se
 
 async def test_a_pool_too_small_for_all_preempts_and_still_answers_right(bundled_model: Path, tmp_path: Path) -> None:
     """Five greedy streams that cannot all fit: somebody is preempted, and nobody's text changes."""
-    options = ("--num-blocks", "10", "--dtype", "fp32")
+    options = ("--num-blocks", "10", "--num-host-blocks", "40", "--dtype", "fp32")
     body = {"model": NAME, "max_tokens": 36, "temperature": 0, "ignore_eos": True}
 
     async def ask(api: httpx.AsyncClient, at: int) -> str:
@@ -554,7 +554,10 @@ async def test_a_pool_too_small_for_all_preempts_and_still_answers_right(bundled
     with serve(bundled_model, tmp_path, *options) as engine:
         async with httpx.AsyncClient(base_url=engine.url, timeout=120) as api:
             together = await asyncio.gather(*(ask(api, at) for at in range(5)))
-            assert engine.stats()["preemptions"] > 0
+            stats = engine.stats()
+            assert stats["preemptions"] == sum(stats["preemptions_by_kind"].values())
+            assert stats["preemptions_by_kind"]["swap"] > 0
+            assert stats["swapped_out_blocks"] >= stats["host_blocks_used"] > 0
             alone = [await ask(api, at) for at in (0, 4)]
         engine.wait_idle()
     assert [together[0], together[4]] == alone
