@@ -11,8 +11,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engine.__main__ import parser
 from engine.config import FAULT_PHASES, EngineConfig
+from engine.constraints import MAX_CHOICES, MAX_DEPTH, MAX_ENUM_VALUES, MAX_PROPERTIES, MAX_SOURCE_BYTES
+from engine.guided import BASE_BYTES, BYTES_PER_SOURCE_BYTE, MASK_SECONDS_PER_TOKEN, CompilerLimits
+from engine.server.form import FIELDS, STRUCTURED
 from engine.server.schema import CHAT, TEXT
 from engine.server.sockets import ServerConfig
+from engine.tools.tool import MAX_CALLS, MAX_TOOLS, MAX_TOOLS_BYTES
 from tests.engine.served import Served
 
 ROOT = Path(__file__).parents[2]
@@ -71,3 +75,21 @@ def test_stats_and_metrics_are_documented(served: Served) -> None:
     families = text_string_to_metric_families(httpx.get(f"{served.url}/metrics").text)
     names = {family.name.partition(":")[2].removesuffix("_created") for family in families}
     assert [name for name in names if not re.search(rf"\b{name}\b", TEXT_OF_DOCS)] == []
+
+
+def test_the_limits_of_grammars_and_tools_are_documented() -> None:
+    limits = CompilerLimits()
+    told = (
+        f"{MAX_SOURCE_BYTES:,} bytes, {MAX_DEPTH} levels of nesting, {MAX_PROPERTIES} properties",
+        f"{MAX_ENUM_VALUES:,} enum values; {MAX_CHOICES:,} choices",
+        f"{limits.tenant_pending} grammars being compiled, {limits.tenant_bytes >> 20} MiB",
+        f"{limits.total_bytes >> 20} MiB for all",
+        f"compiled within {limits.compile_seconds:g} s",
+        f"{BASE_BYTES >> 10} KiB + {BYTES_PER_SOURCE_BYTE} × source",
+        f"{MASK_SECONDS_PER_TOKEN * 1000:g} ms of CPU",
+        f"{MAX_TOOLS} functions, {MAX_TOOLS_BYTES:,} bytes",
+        f"At most {MAX_CALLS} calls",
+    )
+    text = " ".join(TEXT_OF_DOCS.split())
+    assert [words for words in told if words not in text] == []
+    assert [name for name in (*FIELDS, *STRUCTURED) if f"`{name}`" not in TEXT_OF_DOCS] == []
