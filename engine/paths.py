@@ -19,7 +19,7 @@ from engine.model.fused import FusedCache, FusedModel, unsupported
 from engine.model.fused_loader import Disagreement, load_fused, verify
 from engine.model.hostpool import BlockStore, HostPool
 from engine.model.loader import Source, load_weights
-from engine.native.build import NativeUnavailable, library_path
+from engine.native.build import NativeUnavailable, find_library
 from engine.native.library import open_library
 from engine.runner import TorchRunner
 from engine.sampler import Sampler
@@ -35,7 +35,7 @@ PROBE = (
 
 @dataclass(slots=True)
 class Path:
-    """A loaded model on one of the paths."""
+    """A loaded model on one of the paths; `passed_over` says why a faster one was not taken."""
 
     runner: TorchRunner | FusedRunner
     shape: ModelConfig
@@ -44,15 +44,15 @@ class Path:
     device: str
     target: str
     divergence: float | None = None
-    plain_because: str | None = None
+    passed_over: str | None = None
 
     def facts(self) -> dict[str, Any]:
         """What a supervisor wants to know once; `divergence` is in nats from plain float32."""
         facts: dict[str, Any] = {"dtype": self.dtype, "device": self.device, "path": self.target}
         if self.divergence is not None:
             facts["divergence"] = round(self.divergence, 5)
-        if self.plain_because is not None:
-            facts["plain_because"] = self.plain_because
+        if self.passed_over is not None:
+            facts["passed_over"] = self.passed_over
         return facts
 
 
@@ -71,7 +71,7 @@ def choose_path(config: EngineConfig, source: Source, tokenizer: Tokenizer, prog
     if config.dtype == "int8":
         raise ConfigError(f"dtype int8 needs the fused path: {why}.")
     path = _plain(config, source, "bf16", device, progress)
-    path.plain_because = why
+    path.passed_over = why
     return path
 
 
@@ -88,7 +88,8 @@ def _fused(config: EngineConfig, source: Source, tokenizer: Tokenizer, progress:
     reason = unsupported(shape, config.block_size)
     if reason is not None:
         raise NativeUnavailable(f"this model does not fit it ({reason})")
-    library = _open(library_path())
+    found = find_library()
+    library = _open(found.path)
     cache = FusedCache(shape, config.resolved_blocks(shape.max_position), config.block_size)
     room = min(config.max_num_batched_tokens, cache.num_blocks * cache.block_size, shape.max_position)
     loaded = load_fused(source, tokenizer.encode(PROBE)[:room], progress)
@@ -108,7 +109,8 @@ def _fused(config: EngineConfig, source: Source, tokenizer: Tokenizer, progress:
         raise
     runner = FusedRunner(model, Sampler(), _host_pool(config, cache, cache.num_blocks, cache.num_bytes, "cpu"))
     target = f"fused {library.fl_target().decode()}"
-    return Path(runner, shape, loaded.weights.num_bytes, "int8", "cpu", target, divergence)
+    notice = "; ".join(found.passed_over) or None
+    return Path(runner, shape, loaded.weights.num_bytes, "int8", "cpu", target, divergence, notice)
 
 
 def _open(path: Any) -> ctypes.CDLL:

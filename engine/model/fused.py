@@ -14,6 +14,7 @@ from torch import Tensor
 from engine.model.config import ModelConfig
 from engine.model.decoder import LayerWeights
 from engine.model.layers import rope_table
+from engine.native.build import NativeUnavailable
 from engine.native.library import PARTS, Layer, Matrix, Model, Step
 
 PANEL = 16
@@ -179,7 +180,7 @@ class FusedCache:
 
 
 class FusedModel:
-    """A model on the library: starts steps and waits for them."""
+    """A model on the library: starts steps and waits for them. Raises NativeUnavailable."""
 
     def __init__(
         self,
@@ -205,6 +206,8 @@ class FusedModel:
         model = self._model(layers, max_tokens, threads)
         self._keep += [layers, model]
         self._engine: int | None = library.fl_create(c.byref(model))
+        if self._engine is None:
+            raise NativeUnavailable("the system withholds the tile registers that AMX needs")
         self._ms = (c.c_double * len(PARTS))()
 
     def start(self, step: Step) -> None:

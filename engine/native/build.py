@@ -14,14 +14,17 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 SOURCES = Path(__file__).parent
 FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
 LINK = ("-shared", "-fPIC", "-pthread")
+_AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "fma", "bmi2")
 TARGETS: dict[str, tuple[str, ...]] = {
-    "avx512-vnni-bf16": ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16", "fma", "bmi2"),
-    "avx512-vnni": ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "fma", "bmi2"),
+    "amx-int8": (*_AVX512, "avx512_bf16", "amx_tile", "amx_int8"),
+    "avx512-vnni-bf16": (*_AVX512, "avx512_bf16"),
+    "avx512-vnni": _AVX512,
     "avx-vnni": ("avx2", "avx_vnni", "fma", "bmi2"),
     "avx2": ("avx2", "fma", "bmi2"),
 }
@@ -34,23 +37,38 @@ class NativeUnavailable(Exception):
     """The library cannot be had here; the message says why and what would help."""
 
 
-def library_path() -> Path:
-    """Path of a library that was built and checked on this machine. Raises NativeUnavailable."""
-    target = choose_target(cpu_flags())
+@dataclass(frozen=True, slots=True)
+class Library:
+    """A library that was built and checked on this machine, and why better targets were passed over."""
+
+    path: Path
+    passed_over: tuple[str, ...] = ()
+
+
+def find_library() -> Library:
+    """The best library that this machine can build and that passes its check. Raises NativeUnavailable."""
+    targets = choose_targets(cpu_flags())
     compiler = find_compiler()
-    path = cache_folder() / f"fanlight-{target}-{_key(compiler, target)}.so"
-    if not path.exists():
-        _build(compiler, target, path)
-    return path
+    failed: list[str] = []
+    for target in targets:
+        path = cache_folder() / f"fanlight-{target}-{_key(compiler, target)}.so"
+        try:
+            if not path.exists():
+                _build(compiler, target, path)
+        except NativeUnavailable as error:
+            failed.append(f"{target}: {error}")
+        else:
+            return Library(path, tuple(failed))
+    raise NativeUnavailable("; ".join(failed))
 
 
-def choose_target(flags: Iterable[str]) -> str:
-    """The best target whose needs the CPU meets. Raises NativeUnavailable."""
+def choose_targets(flags: Iterable[str]) -> list[str]:
+    """The targets whose needs the CPU meets, best first. Raises NativeUnavailable where there is none."""
     have = set(flags)
-    for target, needs in TARGETS.items():
-        if have.issuperset(needs):
-            return target
-    raise NativeUnavailable("this CPU has no AVX2 with FMA")
+    targets = [target for target, needs in TARGETS.items() if have.issuperset(needs)]
+    if not targets:
+        raise NativeUnavailable("this CPU has no AVX2 with FMA")
+    return targets
 
 
 def cpu_flags() -> set[str]:
@@ -97,12 +115,19 @@ def _key(compiler: list[str], target: str) -> str:
     return digest.hexdigest()[:16]
 
 
-def compile_library(compiler: list[str], target: str, path: Path) -> None:
-    """Compile the sources for a target. Raises NativeUnavailable."""
-    options = [f"-m{need.replace('512_', '512').replace('avx_vnni', 'avxvnni')}" for need in TARGETS[target]]
+def compile_library(compiler: list[str], target: str, path: Path, *extra: str) -> None:
+    """Compile the sources for a target, with extra compiler options. Raises NativeUnavailable."""
+    options = [f"-m{_option(need)}" for need in TARGETS[target]]
     source = str(SOURCES / "forward.cpp")
-    command = [*compiler, *FLAGS, *options, "-Wno-psabi", source, *LINK, "-o", str(path)]
+    command = [*compiler, *FLAGS, *options, *extra, "-Wno-psabi", source, *LINK, "-o", str(path)]
     _run(command, BUILD_SECONDS, "compiling the fused path")
+
+
+def _option(flag: str) -> str:
+    """The compiler's name of a CPU flag."""
+    if flag.startswith("amx_"):
+        return flag.replace("_", "-")
+    return flag.replace("_", "") if flag.startswith("avx") else flag
 
 
 def check_command(path: Path) -> list[str]:

@@ -7,7 +7,7 @@
 #include "abi.h"
 #include "attention.h"
 #include "draw.h"
-#include "matmul.h"
+#include "product.h"
 #include "threads.h"
 
 namespace fanlight {
@@ -196,7 +196,7 @@ private:
             f32x16 gated[ROWS][4];
             for (int i = 0; i < 4; i++) {
                 const int at = group * 8 + i * 2;
-                panels<2>(w, at, group * 8 + 8, in.from(row), rows, [&](int r, int p, f32x16 v) { gated[r][i] = p == at ? silu16(v) : gated[r][i] * v; });
+                multiply_pair(w, at, group * 8 + 8, in.from(row), rows, [&](int r, int p, f32x16 v) { gated[r][i] = p == at ? silu16(v) : gated[r][i] * v; });
             }
             for (int r = 0; r < rows; r++) {
                 const Rows to = out.from(row + r);
@@ -440,7 +440,12 @@ private:
 
 extern "C" {
 
-FlEngine* fl_create(const FlModel* model) { return new FlEngine(*model); }
+FlEngine* fl_create(const FlModel* model) {
+#ifdef __AMX_INT8__
+    if (!fanlight::amx_permitted()) return nullptr;
+#endif
+    return new FlEngine(*model);
+}
 void fl_destroy(FlEngine* engine) { delete engine; }
 void fl_start(FlEngine* engine, const FlStep* step) { engine->start(step); }
 
@@ -450,7 +455,9 @@ void fl_wait(FlEngine* engine, double* ms) {
 }
 
 const char* fl_target(void) {
-#if defined(__AVX512BF16__)
+#if defined(__AMX_INT8__)
+    return "amx-int8";
+#elif defined(__AVX512BF16__)
     return "avx512-vnni-bf16";
 #elif defined(__AVX512VNNI__)
     return "avx512-vnni";

@@ -114,6 +114,14 @@ inline f32x16 load_sums(const int16_t* p) {
 #endif
 }
 
+inline i32x16 sum_at(const int32_t* p) { return *reinterpret_cast<const i32x16u*>(p); }
+
+// Adds one group's integer sums of sixteen channels to a row's floats.
+inline void add_group(f32x16& out, i32x16 sum, f32x16 all, const Rows& x, int at) {
+    out += __builtin_convertvector(sum, f32x16) * x.scale[at];
+    out += all * x.centre[at];
+}
+
 // out[r][p] = R rows times P panels from `first`, without the channels' scales.
 // Meanwhile `lines` cache lines per group are fetched from `ahead`: the weights of the panels to come.
 template <int R, int P>
@@ -141,10 +149,7 @@ inline void tile(const Weights& w, int first, const Rows& x, const int8_t* ahead
         }
         for (int p = 0; p < P; p++) {
             const f32x16 all = load_sums(sums + p * w.panel_sums() + g * PANEL);
-            for (int r = 0; r < R; r++) {
-                out[r][p] += __builtin_convertvector(sum[r][p], f32x16) * x.scale[r * groups + g];
-                out[r][p] += all * x.centre[r * groups + g];
-            }
+            for (int r = 0; r < R; r++) add_group(out[r][p], sum[r][p], all, x, r * groups + g);
         }
     }
 }
@@ -180,15 +185,6 @@ inline void panels(const Weights& w, int first, int end, const Rows& x, int rows
         }
         row += count;
     }
-}
-
-// Calls use(row, panel, value) for panels [first, end), as many at a time as suits the number of rows.
-template <class Use>
-inline void multiply(const Weights& w, int first, int end, const Rows& x, int rows, const Use& use) {
-    if (rows <= 2)
-        for (; first + 4 <= end; first += 4) panels<4>(w, first, end, x, rows, use);
-    for (; first + 2 <= end; first += 2) panels<2>(w, first, end, x, rows, use);
-    for (; first < end; first++) panels<1>(w, first, end, x, rows, use);
 }
 
 }  // namespace fanlight

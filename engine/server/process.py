@@ -57,8 +57,8 @@ def run(config: EngineConfig, server: ServerConfig) -> int:
     listeners = open_listeners(server)
     engine = build(config, lambda done: log("loading", done=round(done, 3)))
     log("loaded", **engine.facts())
-    if engine.path.plain_because is not None:
-        log("plain_path", notice=f"serving in bf16 on the slower plain path, because {engine.path.plain_because}")
+    if engine.path.passed_over is not None:
+        log("slower_path", serving=engine.path.target, because=engine.path.passed_over)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(engine, server, listeners, key, log))
 
