@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llguidance import LLMatcher
-from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+from llguidance.gbnf_to_lark import any_to_lark
 
 from engine.errors import RequestError
 
@@ -82,7 +82,7 @@ def of_grammar(text: str, param: str) -> Constraint:
     refuse_beyond("bytes", len(text.encode()), MAX_SOURCE_BYTES, param)
     try:
         return Constraint(LLMatcher.grammar_from_lark(any_to_lark(text)), param)
-    except (GbnfToLarkError, ValueError, RecursionError) as error:
+    except Exception as error:  # the converter raises that very class, and others
         raise RequestError(f"Invalid '{param}': {str(error)[:200]}", param) from error
 
 

@@ -90,13 +90,16 @@ def constraint_of(fields: Mapping[str, Any], use: ToolUse | None) -> Constraint 
         return None
     name = asked[0]
     if name == "response_format":
-        kind = fields[name]["type"]
-        return constraints.of_json_object(name) if kind == "json_object" else _of_schema(_schema(fields), name)
-    if name == "structured_outputs":
+        json_object = fields[name]["type"] == "json_object"
+        member, value = ("json_object", True) if json_object else ("json", _schema(fields))
+    elif name == "structured_outputs":
         ((member, value),) = fields[name].items()
     else:
         member, value = name.removeprefix("guided_"), fields[name]
-    return _MAKE[member](value, name)
+    try:
+        return _MAKE[member](value, name)
+    except ValueError as error:  # such as text with half a surrogate pair
+        raise RequestError(f"Invalid '{name}': {error}", name) from error
 
 
 def _answer_beside_tools(fields: Mapping[str, Any], asked: list[str], use: ToolUse) -> Any:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from typing import Any
 
 import openai
+import pydantic
 import pytest
 
 from bench.stack import MODEL, Stack, eventually, now
@@ -178,3 +180,59 @@ def test_a_killed_worker_is_told_replaced_and_explained(stack: Stack, client: op
     )
     assert stack.pid("worker") != pid
     assert "SIGKILL" in stack.manage("transitions", "--json")
+
+
+WEATHER: list[Any] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string", "maxLength": 12}},
+                "required": ["city"],
+                "additionalProperties": False,
+            },
+        },
+    }
+]
+
+
+class Person(pydantic.BaseModel):
+    name: str = pydantic.Field(max_length=12)
+    age: int = pydantic.Field(ge=0, le=99)
+
+
+def test_a_call_comes_whole_or_in_parts_and_the_conversation_goes_on(client: openai.OpenAI) -> None:
+    asked: Any = {"model": MODEL, "messages": PARIS, "tools": WEATHER, "temperature": 0, "max_tokens": 60}
+    asked |= {"tool_choice": {"type": "function", "function": {"name": "get_weather"}}}
+    whole = client.chat.completions.create(**asked)
+    (call,) = whole.choices[0].message.tool_calls
+    assert call.function.name == "get_weather"
+    assert set(json.loads(call.function.arguments)) == {"city"}
+    assert whole.choices[0].finish_reason == "stop"
+    streamed = [chunk.choices[0].delta for chunk in client.chat.completions.create(**asked, stream=True)]
+    parts = [part for delta in streamed for part in delta.tool_calls or []]
+    assert "".join(part.function.arguments for part in parts) == call.function.arguments
+    assert "".join(delta.content or "" for delta in streamed) == ""
+    result = {"role": "tool", "tool_call_id": call.id, "content": "Sunny"}
+    again = client.chat.completions.create(
+        model=MODEL, messages=[*PARIS, whole.choices[0].message, result], max_tokens=10
+    )
+    assert again.choices[0].message.content
+
+
+def test_answers_come_in_the_form_asked_for(client: openai.OpenAI) -> None:
+    parsed = client.chat.completions.parse(model=MODEL, messages=PARIS, response_format=Person, max_tokens=60)
+    assert isinstance(parsed.choices[0].message.parsed, Person)
+    for extra in ({"guided_choice": ["red"]}, {"structured_outputs": {"regex": "red"}}):
+        answer = client.chat.completions.create(model=MODEL, messages=PARIS, extra_body=extra)
+        assert answer.choices[0].message.content == "red"
+
+
+def test_a_form_that_cannot_be_held_is_refused_with_the_engines_words(client: openai.OpenAI) -> None:
+    wanted: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model=MODEL, messages=PARIS, response_format=wanted)
+    assert refused.value.param == "response_format"
+    assert "unsupported schema keyword: not" in refused.value.message
