@@ -25,6 +25,9 @@ MODEL = Path("m.gguf")
         ({"max_num_seqs": 64, "max_num_batched_tokens": 8}, "decodes would starve"),
         ({"faults": {"lunch": 5.0}}, "Unknown fault phase 'lunch'"),
         ({"num_blocks": 10, "max_model_len": 8192}, "hold fewer tokens"),
+        ({"max_queued_tokens": 0}, "max_queued_tokens must be at least 1"),
+        ({"num_host_blocks": -1}, "num_host_blocks must be at least 0"),
+        ({"num_host_blocks": 5, "prefix_cache": False}, "needs the prefix cache"),
     ],
 )
 def test_settings_that_cannot_work_are_named(settings: dict[str, Any], message: str) -> None:
@@ -43,6 +46,15 @@ def test_a_small_pool_shortens_the_window_and_a_larger_window_is_refused() -> No
     assert EngineConfig(MODEL, num_blocks=8).resolved_window(8192) == 128
     with pytest.raises(ConfigError, match="exceeds the model's window"):
         EngineConfig(MODEL, max_model_len=9000).resolved_window(8192)
+
+
+def test_the_host_cache_is_for_cards_unless_asked_for() -> None:
+    config = EngineConfig(MODEL)
+    assert config.resolved_host_blocks(4096, 1 << 20, "cpu") == 0
+    assert config.resolved_host_blocks(1000, 1 << 20, "cuda") == 1000
+    assert config.resolved_host_blocks(9000, 1 << 20, "cuda") == 4096
+    assert EngineConfig(MODEL, prefix_cache=False).resolved_host_blocks(4096, 1 << 20, "cuda") == 0
+    assert EngineConfig(MODEL, num_host_blocks=7).resolved_host_blocks(4096, 1 << 20, "cpu") == 7
 
 
 def test_the_name_defaults_to_the_files() -> None:
