@@ -207,8 +207,7 @@ class Scheduler:
 
     def _preempt(self, victim: Sequence, step: Step) -> None:
         """Free a sequence's blocks; what the host has or takes of them need not be computed again."""
-        full = victim.num_computed // self.pool.block_size
-        digests = victim.block_hashes(self.pool.block_size)[:full] if self.limits.prefix_cache else []
+        digests = self._digests(victim, victim.num_computed)
         pairs = zip(victim.block_table, digests, strict=False)
         copied = sum([self._copy_out(step, block, digest) for block, digest in pairs])
         kind = "swap" if digests and digests[0] in self.host else "recompute"
@@ -253,9 +252,8 @@ class Scheduler:
         Cached blocks are looked up on the device, and from where those end on the host. One in the free list counts
         against the free total. The last token is always computed, because its logits are needed: hence the cap on hits.
         """
-        pool, digests = self.pool, list[bytes]()
-        if self.limits.prefix_cache:
-            digests = sequence.block_hashes(pool.block_size)[: (sequence.num_tokens - 1) // pool.block_size]
+        pool = self.pool
+        digests = self._digests(sequence, sequence.num_tokens - 1)
         hits = pool.match(digests)
         need = pool.blocks_for(sequence.num_tokens) - len(hits)
         watermark = self._watermark if self.running else 0
@@ -302,7 +300,7 @@ class Scheduler:
             counts.host_hit_tokens += sequence.num_cached_host
 
     def _advance(self, chunk: Chunk) -> None:
-        """Move past the chunk; publish the blocks it completed or that came from the host, only now that they are real."""  # noqa: E501
+        """Move past the chunk; publish what it completed, or brought from the host, only now that it is real."""
         sequence, full = chunk.sequence, chunk.end // self.pool.block_size
         sequence.num_computed = chunk.end
         if self.limits.prefix_cache and full > sequence.num_published:
@@ -319,6 +317,11 @@ class Scheduler:
             reason = FinishReason.STOP
         if reason is not None:
             self.finish(sequence, reason)
+
+    def _digests(self, sequence: Sequence, tokens: int) -> list[bytes]:
+        """Hashes of the full blocks of a sequence's first tokens; none where nothing may be found again."""
+        size = self.pool.block_size
+        return sequence.block_hashes(size)[: tokens // size] if self.limits.prefix_cache else []
 
     def _take(self, count: int, step: Step) -> list[int]:
         return self.pool.take(count, lambda block, digest: self._copy_out(step, block, digest))

@@ -12,9 +12,11 @@ import numpy.typing as npt
 import pytest
 
 from engine import core as module
+from engine.blockmap import block_map
 from engine.blocks import BlockPool
 from engine.core import Abort, Add, Deliveries, EngineCore, Pace
-from engine.grammar import NO_MASKS, Grammar, Masks
+from engine.grammar import NO_MASKS, Masks
+from engine.hostcache import HostCache
 from engine.outbox import Choice, Delta, Outbox
 from engine.scheduler import Scheduler, SchedulerLimits
 from engine.sequence import Sequence
@@ -57,12 +59,17 @@ class Rig:
     """A running core whose deliveries land in a list."""
 
     def __init__(
-        self, runner: Hooked | None = None, log: list[str] | None = None, vocab_size: int = 0, **limits: int
+        self,
+        runner: Hooked | None = None,
+        log: list[str] | None = None,
+        vocab_size: int = 0,
+        num_host: int = 0,
+        **limits: int,
     ) -> None:
         self.pool = BlockPool(32, 4)
-        self.runner = runner or Hooked(32, 4)
+        self.runner = runner or Hooked(32, 4, num_host)
         self.log = [] if log is None else log
-        self.scheduler = Scheduler(self.pool, SchedulerLimits(**limits))
+        self.scheduler = Scheduler(self.pool, SchedulerLimits(**limits), HostCache(num_host))
         self.observer = Silent()
         self.deltas: dict[int, list[Delta]] = {}
         self.finished = threading.Condition()
@@ -75,17 +82,9 @@ class Rig:
                 self.deltas.setdefault(choice.sequence.id, []).append(delta)
             self.finished.notify_all()
 
-    def choice(
-        self,
-        id: int,
-        prompt: list[int],
-        *,
-        grammar: Grammar | None = None,
-        deadline: float | None = None,
-        **params: Any,
-    ) -> Choice:
-        sampling = SamplingParams(**{"max_tokens": 6, **params})
-        sequence = Sequence(id, prompt, sampling, grammar=grammar, deadline=deadline)
+    def choice(self, id: int, prompt: list[int], **settings: Any) -> Choice:
+        own = {name: settings.pop(name) for name in ("grammar", "deadline", "tenant") if name in settings}
+        sequence = Sequence(id, prompt, SamplingParams(**{"max_tokens": 6, **settings}), **own)
         choice = Choice.__new__(Choice)
         outbox = Outbox.__new__(Outbox)
         Choice.__init__(choice, 0, sequence, Detokenizer(TABLE), outbox)
@@ -406,3 +405,35 @@ def test_waiting_tokens_are_counted_wherever_they_wait() -> None:
     rig.core.post(Add(rig.choice(2, [1, 2], grammar=EvenGrammar(1, ready=False))))
     rig.core._drain()
     assert (rig.core.num_waiting, rig.core.num_waiting_tokens) == (2, 5)
+
+
+def test_looking_from_another_thread_disturbs_nobody() -> None:
+    """Everything /stats and /debug read, as fast as possible, while sequences of many tenants come, swap and go."""
+    rig = Rig(num_host=16, max_num_seqs=8)
+    core, done = rig.core, threading.Event()
+    errors: list[BaseException] = []
+    looks: list[int] = []
+
+    def look() -> None:
+        try:
+            while not done.is_set():
+                seen = block_map(core.scheduler)
+                assert seen["free"] + seen["cached"] + seen["held"] == 32
+                looks.append(len(core.steps.last(50)) + core.num_waiting + core.num_waiting_tokens)
+                core.steps.mean_ms()
+                core.timing()
+        except BaseException as error:  # noqa: BLE001
+            errors.append(error)
+
+    watcher = threading.Thread(target=look)
+    core.start()
+    watcher.start()
+    for id in range(300):
+        core.post(Add(rig.choice(id, [id % 50, *range(id % 40)], max_tokens=20, tenant=f"t{id % 37}")))
+    for id in range(300):
+        rig.wait(id)
+    done.set()
+    watcher.join(30)
+    assert errors == []
+    assert len(looks) > 10
+    assert rig.scheduler.counts.swapped_in_blocks > 0
