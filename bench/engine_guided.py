@@ -135,6 +135,12 @@ async def rate(session: aiohttp.ClientSession, run: int, batch: int, tokens: int
     return sum(answer["tokens"] for answer in done) / seconds
 
 
+def fastest(rates: list[float]) -> float:
+    """Median of the fastest third: what a machine shared with others disturbs least."""
+    ordered = sorted(rates, reverse=True)
+    return statistics.median(ordered[: max(len(ordered) // 3, 1)])
+
+
 async def cost(session: aiohttp.ClientSession, pairs: int, batch: int, tokens: int) -> dict[str, Any]:
     """Guided and free, one after the other, beginning with either in turn."""
     rates: dict[bool, list[float]] = {False: [], True: []}
@@ -149,6 +155,7 @@ async def cost(session: aiohttp.ClientSession, pairs: int, batch: int, tokens: i
         "free_tokens_per_second": round(statistics.median(rates[False]), 1),
         "guided_tokens_per_second": round(statistics.median(rates[True]), 1),
         "ratio": round(statistics.median(ratios), 4),
+        "ratio_of_fastest": round(fastest(rates[True]) / fastest(rates[False]), 4),
         "ratios": [round(ratio, 3) for ratio in sorted(ratios)],
     }
 
