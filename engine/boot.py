@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import gc
 import sys
 import time
@@ -72,8 +74,7 @@ def build(config: EngineConfig, progress: Callable[[float], None] = lambda done:
     path = choose_path(config, source, tokenizer, progress)
     runner = path.runner
     _warm_up(runner, config)
-    gc.collect()
-    gc.freeze()
+    _tidy_memory()
     window = config.resolved_window(source.config.max_position)
     host = HostCache(runner.host.num_slots if runner.host else 0)
     scheduler = Scheduler(BlockPool(runner.cache.num_blocks, config.block_size), _limits(config), host)
@@ -86,6 +87,14 @@ def _limits(config: EngineConfig) -> SchedulerLimits:
         max_num_batched_tokens=config.max_num_batched_tokens,
         prefix_cache=config.prefix_cache,
     )
+
+
+def _tidy_memory() -> None:
+    """Give back what loading needed, and let the collector skip what now stays for good."""
+    gc.collect()
+    gc.freeze()
+    with contextlib.suppress(OSError, AttributeError):  # only glibc has it
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def _warm_up(runner: TorchRunner | FusedRunner, config: EngineConfig) -> None:

@@ -76,7 +76,7 @@ class EngineConfig:
 
     def resolved_threads(self) -> int:
         """Compute threads: as told, else the cores this process may use."""
-        return self.threads or len(os.sched_getaffinity(0))
+        return self.threads or usable_cores()
 
     def resolved_blocks(self, max_position: int) -> int:
         """KV blocks: as told, else room for 32 sequences of 2,048 tokens and one full window."""
@@ -109,3 +109,13 @@ class EngineConfig:
                 f"{self.num_blocks} blocks of {self.block_size} hold fewer tokens than "
                 f"max_model_len {self.max_model_len}."
             )
+
+
+def usable_cores(quota_file: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Cores this process is bound to, or fewer where a container's quota gives it less time than that."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = quota_file.read_text("ascii").split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))

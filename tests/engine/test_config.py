@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine.__main__ import main, parse_faults
-from engine.config import EngineConfig
+from engine.config import EngineConfig, usable_cores
 from engine.errors import ConfigError
 from engine.server.sockets import ServerConfig, open_listener
 
@@ -105,3 +106,13 @@ def test_a_taken_port_stops_the_start() -> None:
     with pytest.raises(ConfigError, match="Cannot bind"):
         open_listener(ServerConfig(port=port))
     first.close()
+
+
+@pytest.mark.parametrize(
+    ("content", "cores"), [("max 100000\n", None), ("50000 100000\n", 1), ("100000 100000\n", 1), ("junk", None)]
+)
+def test_threads_fit_the_cores_and_the_quota(tmp_path: Path, content: str, cores: int | None) -> None:
+    quota = tmp_path / "cpu.max"
+    quota.write_text(content)
+    assert usable_cores(quota) == (cores or len(os.sched_getaffinity(0)))
+    assert usable_cores(tmp_path / "none") == len(os.sched_getaffinity(0))
