@@ -14,14 +14,14 @@ from engine.types import Chunk, Sampled, Step
 class FaultyRunner:
     """Wraps a runner and sleeps once per request in `prefill` or `decode`, or hangs for good.
 
-    Delays are in milliseconds by phase. They stall the whole step, batch mates included.
+    Delays are in milliseconds by phase. They stall the whole step, batch mates included. As its forward may block, it
+    never says that it returns early: the step before is then delivered first.
     """
 
     def __init__(self, inner: Runner, delays: Mapping[str, float]) -> None:
         self._inner = inner
         self._delays = delays
         self._first_step_at: float | None = None
-        self.returns_early = bool(getattr(inner, "returns_early", False))
         self.parts: Callable[[], Mapping[str, float]] = getattr(inner, "parts", dict)
 
     def forward(self, step: Step) -> object:
