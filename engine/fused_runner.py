@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.grammar import NO_MASKS, Masks
-from engine.model.fused import FusedModel
+from engine.model.fused import RUN, FusedModel
 from engine.model.hostpool import HostPool
 from engine.native.library import DRAW
 from engine.native.library import Step as NativeStep
@@ -56,7 +56,7 @@ class FusedRunner:
         picky = [row for row, sequence in enumerate(sampling) if needs_logits(sequence)]
         started = Started(sampling, picky, np.empty(len(sampling), np.int32))
         if picky:
-            started.logits = torch.empty(len(picky), self.model.config.vocab_size)
+            started.logits = torch.empty(len(picky), -(-self.model.config.vocab_size // RUN) * RUN)
         self.model.start(_native(step, started))
         return started
 
@@ -67,9 +67,25 @@ class FusedRunner:
         self.model.wait()
         sampled = {s.id: Sampled(token) for s, token in zip(computed.sampling, computed.tokens.tolist(), strict=True)}
         if computed.logits is not None:
-            sequences = [computed.sampling[row] for row in computed.picky]
-            tokens = self.sampler.sample(computed.logits, sequences, masks)
-            sampled.update((s.id, token) for s, token in zip(sequences, tokens, strict=True))
+            sampled.update(
+                self._from_logits(computed.logits, [computed.sampling[row] for row in computed.picky], masks)
+            )
+        return sampled
+
+    def _from_logits(self, logits: Tensor, sequences: list[Sequence], masks: Masks) -> dict[int, Sampled]:
+        """Tokens of the picky: by the library where a grammar is all that is special, else by the sampler."""
+        guided = [at for at, sequence in enumerate(sequences) if sequence.id in masks and not changes_logits(sequence)]
+        sampled: dict[int, Sampled] = {}
+        if guided:
+            rows = logits if len(guided) == len(sequences) else logits[guided]
+            draws = np.array([_draw(sequences[at]) for at in guided], DRAW)
+            tokens = self.model.pick(rows, [masks[sequences[at].id] for at in guided], draws)
+            sampled.update((sequences[at].id, Sampled(token)) for at, token in zip(guided, tokens, strict=True))
+        rest = [at for at, sequence in enumerate(sequences) if sequence.id not in sampled]
+        if rest:
+            others = [sequences[at] for at in rest]
+            picked = self.sampler.sample(logits[rest, : self.model.config.vocab_size], others, masks)
+            sampled.update((s.id, token) for s, token in zip(others, picked, strict=True))
         return sampled
 
     def parts(self) -> Mapping[str, float]:
@@ -79,12 +95,16 @@ class FusedRunner:
 
 def needs_logits(sequence: Sequence) -> bool:
     """True where a draw from the distribution as it stands is not enough."""
+    return sequence.grammar is not None or changes_logits(sequence)
+
+
+def changes_logits(sequence: Sequence) -> bool:
+    """True where they are changed before the draw, or shown."""
     params = sequence.params
     return (
         params.has_penalties
         or bool(params.logit_bias)
         or params.top_logprobs is not None
-        or sequence.grammar is not None
         or sequence.num_output < params.min_tokens
     )
 

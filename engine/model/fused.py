@@ -7,6 +7,8 @@ import mmap
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -21,6 +23,8 @@ PANEL = 16
 GROUP = 64
 TILE = 16
 HEAD_DIMS = (64, 128)
+RUN = 256
+"""Rows of logits have room for whole runs of this many tokens."""
 
 
 def unsupported(config: ModelConfig, block_size: int) -> str | None:
@@ -219,6 +223,17 @@ class FusedModel:
         """Block, without the GIL, until the step is computed; then `parts` has its milliseconds."""
         self._library.fl_wait(self._engine, self._ms)
         self.parts = dict(zip(PARTS, self._ms, strict=True))
+
+    def pick(self, rows: Tensor, masks: list[npt.NDArray[np.int32]], draws: npt.NDArray[Any]) -> list[int]:
+        """A token per row of logits [count, whole runs of vocab], of those that its mask allows; without the GIL."""
+        count = len(rows)
+        step = rows.stride(0) * 4
+        addresses = (c.c_void_p * count)(*(rows.data_ptr() + at * step for at in range(count)))
+        bits = (c.c_void_p * count)(*(mask.ctypes.data for mask in masks))
+        tokens = np.empty(count, np.int32)
+        self._library.fl_pick(addresses, bits, draws.ctypes.data, count, self.config.vocab_size, tokens.ctypes.data)
+        picked: list[int] = tokens.tolist()
+        return picked
 
     def close(self) -> None:
         """End the library's threads."""

@@ -63,6 +63,9 @@ FlEngine* fl_create(const FlModel* model);             // null where the system 
 void fl_destroy(FlEngine* engine);
 void fl_start(FlEngine* engine, const FlStep* step);  // returns at once; one step at a time
 void fl_wait(FlEngine* engine, double* ms);           // [FL_PARTS] milliseconds of the step
+// Draws tokens from rows that a step gave out, leaving out what a mask forbids; in the caller's thread.
+// A row is overwritten and has room for whole runs of 256; bit t % 32 of word t / 32 of a mask is 1 where t is allowed.
+void fl_pick(float* const* rows, const uint32_t* const* masks, const FlDraw* draw, int32_t count, int32_t vocab, int32_t* token);
 const char* fl_target(void);                          // instruction set compiled for
 
 }

@@ -454,6 +454,10 @@ void fl_wait(FlEngine* engine, double* ms) {
     std::copy(engine->engine.ms, engine->engine.ms + FL_PARTS, ms);
 }
 
+void fl_pick(float* const* rows, const uint32_t* const* masks, const FlDraw* draw, int32_t count, int32_t vocab, int32_t* token) {
+    for (int i = 0; i < count; i++) token[i] = fanlight::pick(rows[i], masks[i], vocab, draw[i]);
+}
+
 const char* fl_target(void) {
 #if defined(__AMX_INT8__)
     return "amx-int8";
