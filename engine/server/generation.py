@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from engine.constraints import Constraint
 from engine.core import Abort, Add
 from engine.errors import ContextTooLong, DeadlineExceeded, EngineFault, Overloaded, RequestError
 from engine.guided import Compiled, GuidedGrammar
@@ -47,9 +48,11 @@ class Generation:
         self._open = 0
 
     async def submit(self) -> None:
-        """Have the grammar compiled, tokenise meanwhile, and queue. Raises RequestError."""
-        await self._constrain()
-        prompt = await self._tokenise()
+        """Tokenise, have the grammar compiled, and queue; the sequence waits for it there. Raises RequestError."""
+        prompt, constraint = await asyncio.gather(self._tokenise(), self._form())
+        if constraint is not None:
+            tenant = self.request.fields.get("cache_salt", "")
+            self._compiled = self._service.compiler.acquire(constraint, tenant)
         max_tokens = self._bound(len(prompt))
         self._refuse_overload(len(prompt))
         root = hash_root(self._service.config.revision, self.request.fields.get("cache_salt", ""))
@@ -116,16 +119,13 @@ class Generation:
         allowed = self.request.fields.get("deadline_ms")
         return None if allowed is None else self.anchor.mono_ns / 1e9 + allowed / 1e3
 
-    async def _constrain(self) -> None:
-        """Start the compilation of what the request asks of its text; the sequence waits for it in the engine."""
+    async def _form(self) -> Constraint | None:
+        """What the request asks of its text's form."""
         request = self.request
         if not wants_form(request.fields, request.tool_use):
-            return
+            return None
         loop = asyncio.get_running_loop()
-        constraint = await loop.run_in_executor(None, constraint_of, request.fields, request.tool_use)
-        if constraint is not None:
-            tenant = request.fields.get("cache_salt", "")
-            self._compiled = self._service.compiler.acquire(constraint, tenant)
+        return await loop.run_in_executor(None, constraint_of, request.fields, request.tool_use)
 
     def _blame_grammar(self) -> None:
         """A grammar that cannot be compiled, or costs too much, is the caller's to change."""
