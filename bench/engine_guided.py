@@ -119,8 +119,9 @@ async def rate(session: aiohttp.ClientSession, run: int, batch: int, tokens: int
     """Tokens per second of `batch` streams at once, from the first request to the last byte."""
     bodies: list[dict[str, Any]] = []
     for at in range(batch):
+        prompt = f"{run} {guided} {at} {text(at, 64)}"  # of its own, so that neither side finds the other's prefix
         body = {
-            "messages": [{"role": "user", "content": text(run * 100 + at, 64)}],
+            "messages": [{"role": "user", "content": prompt}],
             "max_tokens": tokens,
             "stream": True,
         }
