@@ -58,6 +58,7 @@ class Path:
 
 def choose_path(config: EngineConfig, source: Source, tokenizer: Tokenizer, progress: Callable[[float], None]) -> Path:
     """Load the model on the best path that `dtype` and `device` allow. Raises ConfigError or ModelError."""
+    source.config.check_window(config.resolved_window(source.config.max_position))
     device = choose_device(config.device)
     if config.dtype not in ("auto", "int8"):
         return _plain(config, source, config.dtype, device, progress)

@@ -75,7 +75,7 @@ class Decoder:
         self.weights = weights
         self.device = weights.embedding.device
         self.dtype = weights.embedding.dtype
-        self._cos, self._sin = rope_table(config.inverse_frequencies(), max_len, self.device)
+        self._cos, self._sin = rope_table(config.rotary(), max_len, self.device)
 
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:
         """Compute a batch, fill its KV slots, and return logits [num_samples, vocab] float32."""

@@ -201,9 +201,9 @@ class FusedModel:
         self.weights = weights
         self.cache = cache
         self.parts: dict[str, float] = {}
-        self._step: Step | None = None
+        self._under_way: tuple[Step, object] | None = None
         self._library = library
-        cos, sin = rope_table(config.inverse_frequencies(), max_len, torch.device("cpu"))
+        cos, sin = rope_table(config.rotary(), max_len, torch.device("cpu"))
         half = config.head_dim // 2
         self._keep: list[Any] = [cos[:, 0, :half].contiguous(), sin[:, 0].contiguous()]
         layers = (Layer * len(weights.layers))(*(layer.struct() for layer in weights.layers))
@@ -214,14 +214,21 @@ class FusedModel:
             raise NativeUnavailable("the system withholds the tile registers that AMX needs")
         self._ms = (c.c_double * len(PARTS))()
 
-    def start(self, step: Step) -> None:
-        """Begin a step; the arrays it points to must live until `wait` returns."""
-        self._step = step
+    def start(self, step: Step, arrays: object) -> None:
+        """Begin a step; `arrays` hold what it points to and are kept alive until it has been computed."""
+        self.settle()
+        self._under_way = (step, arrays)
         self._library.fl_start(self._engine, c.byref(step))
+
+    def settle(self) -> None:
+        """Wait for a step that nobody waited for, because something failed in between."""
+        if self._under_way is not None:
+            self.wait()
 
     def wait(self) -> None:
         """Block, without the GIL, until the step is computed; then `parts` has its milliseconds."""
         self._library.fl_wait(self._engine, self._ms)
+        self._under_way = None
         self.parts = dict(zip(PARTS, self._ms, strict=True))
 
     def pick(self, rows: Tensor, masks: list[npt.NDArray[np.int32]], draws: npt.NDArray[Any]) -> list[int]:

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.model.rope import Rotary
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Root-mean-square norm over the last dimension, in float32 (x and weight are float32)."""
@@ -25,12 +27,12 @@ def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
     heads.copy_(out)
 
 
-def rope_table(frequencies: list[float], length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def rope_table(rotary: Rotary, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """cos [length, 1, head_dim] and sin [length, 1, head_dim / 2] for positions 0 … length − 1."""
     positions = torch.arange(length, dtype=torch.float64, device=device)
-    angles = torch.outer(positions, torch.tensor(frequencies, dtype=torch.float64, device=device))
-    cos = angles.cos().float()
-    return torch.cat((cos, cos), dim=-1)[:, None], angles.sin().float()[:, None]
+    angles = torch.outer(positions, torch.tensor(rotary.frequencies, dtype=torch.float64, device=device))
+    cos, sin = (turned.mul_(rotary.magnitude).float() for turned in (angles.cos(), angles.sin()))
+    return torch.cat((cos, cos), dim=-1)[:, None], sin[:, None]
 
 
 def gated_mlp(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:

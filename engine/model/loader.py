@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ from engine.model.gguf_file import GgufFile
 PICKLE_SUFFIXES = {".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"}
 Progress = Callable[[float], None]
 
+_ROPE_FACTORS = "rope_freqs.weight"
 _GGUF_NAMES = {
     "embed": "token_embd.weight",
     "norm": "output_norm.weight",
@@ -93,10 +94,8 @@ class GgufSource:
         if "token_embd.weight" not in self._file.tensors:
             raise UnsupportedModel("The GGUF file has no token_embd.weight.")
         vocab = self._file.tensors["token_embd.weight"].shape[0]
-        self.config = config_from_gguf(self.metadata, vocab)
-        if "rope_freqs.weight" in self._file.tensors:
-            factors = self._file.load("rope_freqs.weight").tolist()
-            self.config = _with_factors(self.config, factors)
+        factors = self._file.load(_ROPE_FACTORS).tolist() if _ROPE_FACTORS in self._file.tensors else None
+        self.config = config_from_gguf(self.metadata, vocab, factors)
 
     def has(self, name: str, layer: int | None = None) -> bool:
         """See Source."""
@@ -224,10 +223,6 @@ def _unpermute(tensor: Tensor, heads: int) -> Tensor:
     """llama.cpp interleaves the two halves of each rotary head; undo that."""
     rest = tensor.shape[1:]
     return tensor.view(heads, -1, 2, *rest).transpose(1, 2).reshape(tensor.shape)
-
-
-def _with_factors(config: ModelConfig, factors: list[float]) -> ModelConfig:
-    return replace(config, rope_scaling={"rope_type": "factors", "factors": factors})
 
 
 def _refuse_pickle(folder: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from engine.errors import ModelError, UnsafeWeights, UnsupportedModel
-from engine.model.config import ModelConfig, config_from_gguf, config_from_hf
+from engine.model.config import config_from_gguf, config_from_hf
 from engine.model.gguf_file import GgufFile
 from engine.model.loader import load_model, open_source
 
@@ -104,26 +104,16 @@ def test_a_config_without_kv_heads_has_one_per_query_head() -> None:
     ("change", "message"),
     [
         ({"model_type": "mamba"}, "Architecture 'mamba'"),
-        ({"use_sliding_window": True}, "Sliding-window"),
-        ({"quantization_config": {"quant_method": "awq"}}, "Quantised safetensors"),
+        *(
+            ({"quantization_config": {"quant_method": method}}, f"quantised by '{method}' are not .* or use vLLM")
+            for method in ("awq", "gptq", "fp8", "bitsandbytes", "compressed-tensors")
+        ),
         ({"hidden_act": "gelu"}, "Activation 'gelu'"),
     ],
 )
 def test_variants_that_would_answer_wrongly_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(UnsupportedModel, match=message):
         config_from_hf(HF | change)
-
-
-def test_unknown_rope_scaling_is_refused() -> None:
-    config = config_from_hf(HF | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}})
-    with pytest.raises(UnsupportedModel, match="yarn"):
-        config.inverse_frequencies()
-
-
-def test_linear_rope_scaling_divides_every_frequency() -> None:
-    plain: ModelConfig = config_from_hf(HF)
-    scaled = config_from_hf(HF | {"rope_scaling": {"type": "linear", "factor": 2.0}})
-    assert scaled.inverse_frequencies() == [f / 2 for f in plain.inverse_frequencies()]
 
 
 def test_a_gguf_without_a_needed_key_names_it() -> None:
