@@ -49,6 +49,7 @@ class FusedRunner:
 
     def forward(self, step: Step) -> Started:
         """Start a step; the library draws the tokens, but for sequences whose logits have to be changed or shown."""
+        self.model.settle()
         if self.host is not None:
             self.host.copy_out(step.copies_out)
             self.host.copy_in(step.copies_in)
@@ -57,7 +58,7 @@ class FusedRunner:
         started = Started(sampling, picky, np.empty(len(sampling), np.int32))
         if picky:
             started.logits = torch.empty(len(picky), -(-self.model.config.vocab_size // RUN) * RUN)
-        self.model.start(_native(step, started))
+        self.model.start(_native(step, started), started)
         return started
 
     @torch.inference_mode()

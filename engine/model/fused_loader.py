@@ -81,7 +81,7 @@ def logits_of(model: FusedModel, tokens: list[int], start: int) -> Tensor:
     arrays = [_ints(tokens), _ints([start]), _ints([count]), _ints([0]), blocks, _ints(range(count)), greedy]
     arrays.append(np.empty(count, np.int32))
     rows = (c.c_void_p * count)(*(logits[row].data_ptr() for row in range(count)))
-    model.start(Step(1, count, *(array.ctypes.data for array in arrays), c.addressof(rows), None))
+    model.start(Step(1, count, *(array.ctypes.data for array in arrays), c.addressof(rows), None), (arrays, rows))
     model.wait()
     return logits
 

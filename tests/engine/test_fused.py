@@ -142,6 +142,17 @@ def test_the_library_draws_what_the_sampler_draws(runner: FusedRunner, params: d
 
 
 @needs_native
+def test_a_step_that_nobody_waited_for_harms_no_other(runner: FusedRunner) -> None:
+    alone, after = _sequence(0, _prompt(5, 60)), _sequence(1, _prompt(5, 60))
+    _play(runner, [alone])
+    scheduler = Scheduler(BlockPool(600, 16), SchedulerLimits())
+    scheduler.add(_sequence(2, _prompt(6, 400)))
+    runner.forward(scheduler.schedule())
+    _play(runner, [after])
+    assert _output(after) == _output(alone)
+
+
+@needs_native
 def test_the_model_is_refused_when_it_disagrees(runner: FusedRunner) -> None:
     from engine.model.fused_loader import Loaded
 
@@ -192,7 +203,7 @@ def test_every_target_this_cpu_has_agrees_with_torch(target: str, tmp_path: Path
 
 @needs_native
 def test_amx_adds_up_like_every_other_target(tmp_path: Path) -> None:
-    """Its tile instructions are emulated here; single rows go to VNNI, so the check compares both kernels to the bit."""
+    """Its tile instructions are emulated here; single rows go to VNNI, so both kernels are compared to the bit."""
     if "avx512-vnni" not in _here():
         return  # there is nothing to run the rest of it on
     built = tmp_path / "fanlight.so"
