@@ -31,6 +31,7 @@ def _engine_options(serve: argparse.ArgumentParser) -> None:
     add("--model", type=Path, required=True, help="GGUF file or safetensors folder")
     add("--served-model-name", metavar="NAME", help="name clients use (default: the file's)")
     add("--model-revision", metavar="STR", help="roots the prefix-cache hashes")
+    add("--model-sha256", metavar="HEX", help="refuse a model file that has another")
     add("--dtype", choices=DTYPES, help="auto (default): int8 on the fused CPU path, else bf16; fp32")
     add("--device", choices=("auto", "cpu", "cuda"), help="(default: auto)")
     add("--threads", type=int, metavar="N", help="compute threads (default: all cores)")

@@ -18,6 +18,7 @@ from engine.blocks import BlockPool
 from engine.config import EngineConfig
 from engine.fused_runner import FusedRunner
 from engine.hostcache import HostCache
+from engine.model.checksums import verify_checksums
 from engine.model.loader import open_source
 from engine.paths import Path, choose_path
 from engine.runner import TorchRunner
@@ -69,6 +70,7 @@ def build(config: EngineConfig, progress: Callable[[float], None] = lambda done:
     torch.set_num_threads(config.resolved_threads())
     # The event loop and the step thread share the GIL; the default 5 ms turn would show as jitter.
     sys.setswitchinterval(0.0005)
+    verify_checksums(config.model, config.model_sha256)
     source = open_source(config.model)
     tokenizer = load_tokenizer(source.metadata, config.model)
     path = choose_path(config, source, tokenizer, progress)

@@ -7,6 +7,7 @@ ConfigError
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,7 @@ class EngineConfig:
     model: Path
     served_model_name: str | None = None
     model_revision: str = ""
+    model_sha256: str | None = None
     dtype: str = "auto"
     device: str = "auto"
     threads: int | None = None
@@ -50,18 +52,12 @@ class EngineConfig:
             raise ConfigError(f"num_host_blocks must be at least 0, not {self.num_host_blocks}.")
         if self.num_host_blocks and not self.prefix_cache:
             raise ConfigError("num_host_blocks needs the prefix cache: blocks are found on the host by their hash.")
-        if self.dtype not in DTYPES:
-            raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}.")
-        if self.device not in ("auto", "cpu", "cuda"):
-            raise ConfigError(f"device must be auto, cpu or cuda, not {self.device!r}.")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
                 f"max_num_seqs ({self.max_num_seqs}), or decodes would starve."
             )
-        for phase in self.faults:
-            if phase not in FAULT_PHASES:
-                raise ConfigError(f"Unknown fault phase {phase!r}; known: {FAULT_PHASES}.")
+        self._check_words()
         self._check_window()
 
     @property
@@ -100,6 +96,17 @@ class EngineConfig:
             raise ConfigError(f"max_model_len {self.max_model_len} exceeds the model's window of {max_position}.")
         room = self.resolved_blocks(max_position) * self.block_size
         return min(self.max_model_len or max_position, room)
+
+    def _check_words(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}.")
+        if self.device not in ("auto", "cpu", "cuda"):
+            raise ConfigError(f"device must be auto, cpu or cuda, not {self.device!r}.")
+        if self.model_sha256 is not None and not re.fullmatch(r"[0-9a-fA-F]{64}", self.model_sha256):
+            raise ConfigError(f"model_sha256 must be 64 hexadecimal digits, not {self.model_sha256!r}.")
+        for phase in self.faults:
+            if phase not in FAULT_PHASES:
+                raise ConfigError(f"Unknown fault phase {phase!r}; known: {FAULT_PHASES}.")
 
     def _check_window(self) -> None:
         if self.num_blocks is None or self.max_model_len is None:

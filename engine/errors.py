@@ -4,7 +4,8 @@ EngineError
 ├── ConfigError            a setting cannot work; raised before anything is loaded
 ├── ModelError
 │   ├── UnsupportedModel   the files are readable, but this engine cannot run them
-│   └── UnsafeWeights      pickle or another format that can run code when read
+│   ├── UnsafeWeights      pickle or another format that can run code when read
+│   └── WrongChecksum      a file is not the one that its SHA-256 belongs to
 ├── RequestError           the caller must change the request (HTTP 400 unless noted)
 │   ├── ContextTooLong     prompt or prompt + max_tokens exceed the model's window
 │   ├── UnknownModel       the name is not served here (404)
@@ -36,6 +37,10 @@ class UnsupportedModel(ModelError):
 
 class UnsafeWeights(ModelError):
     """A weight format that can execute code while it is read."""
+
+
+class WrongChecksum(ModelError):
+    """A weight file is damaged, missing, or another than was meant."""
 
 
 class RequestError(EngineError):

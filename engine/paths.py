@@ -18,7 +18,8 @@ from engine.model.decoder import Decoder
 from engine.model.fused import FusedCache, FusedModel, unsupported
 from engine.model.fused_loader import Disagreement, load_fused, verify
 from engine.model.hostpool import BlockStore, HostPool
-from engine.model.loader import Source, load_weights
+from engine.model.loader import load_weights
+from engine.model.source import Source
 from engine.native.build import NativeUnavailable, find_library
 from engine.native.library import open_library
 from engine.runner import TorchRunner

@@ -15,9 +15,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.model.fused import Arena, FusedModel, FusedWeights, pack, pack_layer
-from engine.model.loader import Progress, Source, load_layer
+from engine.model.four_bit import FourBit, stack
+from engine.model.fused import Arena, FusedModel, FusedWeights, StoredLayer, pack, pack_layer
+from engine.model.loader import Progress, load_layer
 from engine.model.reference import Reference, divergence
+from engine.model.source import Source
 from engine.native.library import DRAW, Step
 
 MAX_DIVERGENCE = 0.1
@@ -37,8 +39,11 @@ class Loaded:
     expected: Tensor
 
 
-def load_fused(source: Source, probe: list[int], progress: Progress) -> Loaded:
-    """Pack all weights, running the plain path over `probe` on the way. Raises ModelError."""
+def load_fused(source: Source, probe: list[int], progress: Progress, *, four_bit: bool) -> Loaded:
+    """Pack all weights, running the plain path over `probe` on the way. Raises ModelError.
+
+    With `four_bit`, matrices that the file has in 4 bits stay as they are; the others, and the head, become int8.
+    """
     cpu, arena = torch.device("cpu"), Arena()
     embedding = source.load("embed").float()
     norm = source.load("norm").float()
@@ -47,12 +52,22 @@ def load_fused(source: Source, probe: list[int], progress: Progress) -> Loaded:
     for index in range(source.config.num_layers):
         layer = load_layer(source, index, torch.float32, cpu)
         reference.advance(layer)
-        layers.append(pack_layer(layer, arena))
+        layers.append(pack_layer(layer, arena, _stored(source, index) if four_bit else None))
         progress((index + 1) / source.config.num_layers)
     head = source.load("head").float() if source.has("head") else embedding
     expected = reference.logits(head)
     kept = arena.keep(embedding.to(torch.bfloat16))
     return Loaded(FusedWeights(kept, layers, norm, pack(head, arena)), probe, expected)
+
+
+def _stored(source: Source, layer: int) -> StoredLayer:
+    """What of a layer can be packed without rounding."""
+
+    def four_bit(*names: str) -> FourBit | None:
+        parts = [part for name in names if (part := source.four_bit(name, layer)) is not None]
+        return stack(parts) if len(parts) == len(names) else None
+
+    return StoredLayer(four_bit("q", "k", "v"), four_bit("out"), four_bit("gate", "up"), four_bit("down"))
 
 
 def verify(model: FusedModel, loaded: Loaded) -> float:

@@ -6,6 +6,7 @@ only its dequantisation kernels are used here.
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
 from pathlib import Path
@@ -57,24 +58,23 @@ class GgufFile:
 
     def load(self, name: str) -> npt.NDArray[np.float32]:
         """Dequantise one tensor to float32."""
-        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+        from gguf import GGMLQuantizationType
         from gguf.quants import dequantize
 
-        info = self.tensors[name]
+        rows, ggml_type = self.raw(name)
+        kind = GGMLQuantizationType(ggml_type)
         try:
-            kind = GGMLQuantizationType(info.ggml_type)
-            block, size = GGML_QUANT_SIZES[kind]
-        except (ValueError, KeyError) as error:
-            raise UnsupportedModel(f"{name} has unknown type {info.ggml_type}.") from error
-        count = int(np.prod(info.shape)) // block * size
-        raw = np.frombuffer(self._map, np.uint8, count, info.offset)
-        rows = raw.reshape(*info.shape[:-1], info.shape[-1] // block * size)
-        try:
-            values = dequantize(rows, kind).reshape(info.shape)
+            values = dequantize(rows, kind).reshape(self.tensors[name].shape)
         except NotImplementedError as error:
             raise UnsupportedModel(f"{name}: {kind.name} cannot be dequantised.") from error
         # float32 comes back as a view of the read-only map, which torch must not share.
         return np.require(values, np.float32, "W")
+
+    def raw(self, name: str) -> tuple[npt.NDArray[np.uint8], int]:
+        """A view of the tensor's bytes as stored, rows by bytes, and its GGML type."""
+        info = self.tensors[name]
+        shape = _stored_shape(name, info)
+        return np.frombuffer(self._map, np.uint8, math.prod(shape), info.offset).reshape(shape), info.ggml_type
 
     def _read_header(self) -> None:
         magic, version = self._bytes(4), self._number("<I")
@@ -88,6 +88,10 @@ class GgufFile:
         align = int(self.metadata.get("general.alignment", 32))
         base = -(-self._at // align) * align
         self.tensors = {name: info._replace(offset=base + info.offset) for name, info in infos}
+        for name, info in self.tensors.items():
+            missing = info.offset + math.prod(_stored_shape(name, info)) - len(self._map)
+            if missing > 0:
+                raise UnsupportedModel(f"The file ends inside {name}: {missing} bytes of it are missing.")
 
     def _tensor_info(self) -> tuple[str, TensorInfo]:
         name, dims = self._string(), self._number("<I")
@@ -120,3 +124,16 @@ class GgufFile:
         if self._at > len(self._map):
             raise ValueError("the file ends inside its header")
         return self._map[start : self._at]
+
+
+def _stored_shape(name: str, info: TensorInfo) -> tuple[int, ...]:
+    """The shape with the last dimension in bytes, as quantised. Raises UnsupportedModel."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    try:
+        block, size = GGML_QUANT_SIZES[GGMLQuantizationType(info.ggml_type)]
+    except (ValueError, KeyError) as error:
+        raise UnsupportedModel(f"{name} has the unknown type {info.ggml_type}.") from error
+    if not info.shape or info.shape[-1] % block:
+        raise UnsupportedModel(f"{name} has rows of {info.shape[-1:]} values; its type needs multiples of {block}.")
+    return (*info.shape[:-1], info.shape[-1] // block * size)
