@@ -261,7 +261,7 @@ def main() -> None:
     parser.add_argument(
         "--only", nargs="+", metavar="CASE", choices=[case.name for case in CASES], help="not all cases"
     )
-    parser.add_argument("--servers", nargs="+", choices=list(contenders()), default=["ours-bf16", "vllm", "llama"])
+    parser.add_argument("--servers", nargs="+", choices=list(contenders()), default=["ours-bf16", "vllm-all", "llama"])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="two rounds: for a look, not for a claim")
     parser.add_argument(
