@@ -38,7 +38,7 @@ from engine.types import SamplingParams
 
 WINDOW = 1024
 CPU = torch.device("cpu")
-BARS = {"int8": {"kl": 0.015, "top1": 0.92}, "bf16": {"kl": 0.002}}
+BARS = {"int8": {"kl": 0.015, "top1": 0.92}, "q4": {"kl": 0.015, "top1": 0.92}, "bf16": {"kl": 0.002}}
 
 Score = Callable[[list[int]], Tensor]
 
@@ -69,7 +69,7 @@ def main() -> int:
     windows = list(read_windows(args.model, args.positions))
     reference = scorer(args.model, "fp32")
     truths = [reference(window) for window in windows]
-    results = [measure(args.model, dtype, windows, truths) for dtype in ("fp32", "bf16", "int8")]
+    results = [measure(args.model, dtype, windows, truths) for dtype in ("fp32", "bf16", "int8", "q4")]
     for result in results:
         bars = BARS.get(result.format, {})
         result.passed = result.kl <= bars.get("kl", 1.0) and result.top1 >= bars.get("top1", 0.0)

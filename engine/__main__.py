@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engine import __version__
-from engine.config import DTYPES, FAULT_PHASES, EngineConfig
+from engine.config import DTYPES, FAULT_PHASES, POOLINGS, EngineConfig
 from engine.errors import ConfigError, EngineError
 
 
@@ -32,7 +32,12 @@ def _engine_options(serve: argparse.ArgumentParser) -> None:
     add("--served-model-name", metavar="NAME", help="name clients use (default: the file's)")
     add("--model-revision", metavar="STR", help="roots the prefix-cache hashes")
     add("--model-sha256", metavar="HEX", help="refuse a model file that has another")
-    add("--dtype", choices=DTYPES, help="auto (default): int8 on the fused CPU path, else bf16; fp32")
+    add(
+        "--dtype",
+        choices=DTYPES,
+        help="auto (default): q4 where the file is, else int8, on the fused CPU path; bf16 without it",
+    )
+    add("--pooling", choices=POOLINGS, help="serve /v1/embeddings by this (default: what the model's files say)")
     add("--device", choices=("auto", "cpu", "cuda"), help="(default: auto)")
     add("--threads", type=int, metavar="N", help="compute threads (default: all cores)")
     add("--max-num-seqs", type=int, metavar="N", help="sequences per step (default: 64)")

@@ -14,7 +14,9 @@ from pathlib import Path
 
 from engine.errors import ConfigError
 
-DTYPES = ("auto", "int8", "bf16", "fp32")
+POOLINGS = ("mean", "last")
+
+DTYPES = ("auto", "q4", "int8", "bf16", "fp32")
 HOST_BYTES = 4 << 30
 FAULT_PHASES = ("tokenize", "engine_queue", "prefill", "decode", "hang")
 
@@ -27,6 +29,7 @@ class EngineConfig:
     served_model_name: str | None = None
     model_revision: str = ""
     model_sha256: str | None = None
+    pooling: str | None = None
     dtype: str = "auto"
     device: str = "auto"
     threads: int | None = None
@@ -100,6 +103,8 @@ class EngineConfig:
     def _check_words(self) -> None:
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}.")
+        if self.pooling not in (None, *POOLINGS):
+            raise ConfigError(f"pooling must be one of {', '.join(POOLINGS)}, not {self.pooling!r}.")
         if self.device not in ("auto", "cpu", "cuda"):
             raise ConfigError(f"device must be auto, cpu or cuda, not {self.device!r}.")
         if self.model_sha256 is not None and not re.fullmatch(r"[0-9a-fA-F]{64}", self.model_sha256):

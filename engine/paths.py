@@ -61,7 +61,7 @@ def choose_path(config: EngineConfig, source: Source, tokenizer: Tokenizer, prog
     """Load the model on the best path that `dtype` and `device` allow. Raises ConfigError or ModelError."""
     source.config.check_window(config.resolved_window(source.config.max_position))
     device = choose_device(config.device)
-    if config.dtype not in ("auto", "int8"):
+    if config.dtype in DTYPES:
         return _plain(config, source, config.dtype, device, progress)
     why = None
     try:
@@ -70,8 +70,8 @@ def choose_path(config: EngineConfig, source: Source, tokenizer: Tokenizer, prog
         why = "the fused path runs on CPUs"
     except (NativeUnavailable, Disagreement) as error:
         why = str(error)
-    if config.dtype == "int8":
-        raise ConfigError(f"dtype int8 needs the fused path: {why}.")
+    if config.dtype != "auto":
+        raise ConfigError(f"dtype {config.dtype} needs the fused path: {why}.")
     path = _plain(config, source, "bf16", device, progress)
     path.passed_over = why
     return path
@@ -94,7 +94,10 @@ def _fused(config: EngineConfig, source: Source, tokenizer: Tokenizer, progress:
     library = _open(found.path)
     cache = FusedCache(shape, config.resolved_blocks(shape.max_position), config.block_size)
     room = min(config.max_num_batched_tokens, cache.num_blocks * cache.block_size, shape.max_position)
-    loaded = load_fused(source, tokenizer.encode(PROBE)[:room], progress)
+    four_bit = config.dtype != "int8" and source.four_bit("down", 0) is not None
+    if config.dtype == "q4" and not four_bit:
+        raise ConfigError("dtype q4 takes 4-bit weights as they are; this model's are not stored as Q4_0 or Q4_1.")
+    loaded = load_fused(source, tokenizer.encode(PROBE)[:room], progress, four_bit=four_bit)
     model = FusedModel(
         library,
         shape,
@@ -112,7 +115,8 @@ def _fused(config: EngineConfig, source: Source, tokenizer: Tokenizer, progress:
     runner = FusedRunner(model, Sampler(), _host_pool(config, cache, cache.num_blocks, cache.num_bytes, "cpu"))
     target = f"fused {library.fl_target().decode()}"
     notice = "; ".join(found.passed_over) or None
-    return Path(runner, shape, loaded.weights.num_bytes, "int8", "cpu", target, divergence, notice)
+    dtype = "q4" if four_bit else "int8"
+    return Path(runner, shape, loaded.weights.num_bytes, dtype, "cpu", target, divergence, notice)
 
 
 def _open(path: Any) -> ctypes.CDLL:

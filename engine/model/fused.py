@@ -15,6 +15,7 @@ from torch import Tensor
 
 from engine.model.config import ModelConfig
 from engine.model.decoder import LayerWeights
+from engine.model.four_bit import FourBit
 from engine.model.layers import rope_table
 from engine.native.build import NativeUnavailable
 from engine.native.library import PARTS, Layer, Matrix, Model, Step
@@ -70,7 +71,8 @@ def huge_zeros(size: int) -> Tensor:
 class PackedMatrix:
     """Int8 weights per output channel, in panels of sixteen channels.
 
-    data [n / 16, k / 4, 16, 4] int8, sum [n / 16, k / 64, 16] int16 (over groups of 64 inputs), scale [n] float32.
+    data [n / 16, k / 4, 16, 4] uint8 (weight + 128), sum [n / 16, k / 64, 16] int16 (over groups of 64 inputs),
+    scale [n] float32.
     """
 
     data: Tensor
@@ -85,12 +87,46 @@ class PackedMatrix:
     def struct(self) -> Matrix:
         """For the C interface; the tensors must be kept alive."""
         n, k = len(self.scale), self.data.shape[1] * 4
-        return Matrix(self.data.data_ptr(), self.sum.data_ptr(), self.scale.data_ptr(), n, k)
+        return Matrix(self.data.data_ptr(), self.sum.data_ptr(), self.scale.data_ptr(), None, n, k)
 
     def dequantised(self) -> Tensor:
         """The weights as float32 [n, k], as the products see them."""
         values = self.data.permute(0, 2, 1, 3).reshape(len(self.scale), -1)
-        return values.float() * self.scale[:, None]
+        return (values.float() - 128) * self.scale[:, None]
+
+
+@dataclass(slots=True)
+class FourBitMatrix:
+    """4-bit weights in panels of sixteen channels, as engine/native/four_bit.h has them.
+
+    data [n / 16, k / 64, 2, 4, 16, 4] uint8 of two nibbles, params [n / 16, k / 64, 5, 16] float16.
+    """
+
+    data: Tensor
+    params: Tensor
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of weights and parameters."""
+        return self.data.numel() + self.params.numel() * 2
+
+    def struct(self) -> Matrix:
+        """For the C interface; the tensors must be kept alive."""
+        panels, groups = self.data.shape[:2]
+        return Matrix(self.data.data_ptr(), None, None, self.params.data_ptr(), panels * PANEL, groups * GROUP)
+
+
+Packed = PackedMatrix | FourBitMatrix
+
+
+def pack_four_bit(matrix: FourBit, arena: Arena) -> FourBitMatrix:
+    """Lay 4-bit weights out in panels; n is a multiple of 16 and k of 64."""
+    n, blocks = matrix.scale.shape
+    data = matrix.values.view(-1, PANEL, blocks // 2, 2, 4, 4).permute(0, 2, 3, 4, 1, 5)
+    sums = matrix.floats().view(n, blocks // 2, GROUP).sum(-1).half()
+    halves = [part.view(-1, PANEL, blocks // 2, 2).permute(0, 2, 3, 1) for part in (matrix.scale, matrix.base)]
+    params = torch.cat((*halves, sums.view(-1, PANEL, blocks // 2, 1).permute(0, 2, 3, 1)), 2)
+    return FourBitMatrix(arena.keep(data), arena.keep(params))
 
 
 def pack(matrix: Tensor, arena: Arena) -> PackedMatrix:
@@ -101,24 +137,24 @@ def pack(matrix: Tensor, arena: Arena) -> PackedMatrix:
     scale = matrix.abs().amax(1).float() / 127
     values = (matrix * (1 / scale.clamp(min=1e-30))[:, None]).round_().to(torch.int8)
     sums = values.view(-1, PANEL, k // GROUP, GROUP).sum(-1, dtype=torch.int16).transpose(1, 2)
-    data = values.view(-1, PANEL, k // 4, 4).transpose(1, 2)
+    data = (values.view(torch.uint8) ^ 128).view(-1, PANEL, k // 4, 4).transpose(1, 2)
     return PackedMatrix(arena.keep(data), arena.keep(sums), scale)
 
 
 def alternate(gate: Tensor, up: Tensor) -> Tensor:
-    """Rows of two [n, k] matrices in turns of one panel, so that a task has both halves of its channels."""
-    k = gate.shape[1]
-    return torch.stack((gate.view(-1, PANEL, k), up.view(-1, PANEL, k)), 1).reshape(-1, k)
+    """Rows of two [n, …] matrices in turns of one panel, so that a task has both halves of its channels."""
+    rest = gate.shape[1:]
+    return torch.stack((gate.view(-1, PANEL, *rest), up.view(-1, PANEL, *rest)), 1).reshape(-1, *rest)
 
 
 @dataclass(slots=True)
 class FusedLayer:
     """One layer; norms, bias and qk_norm are float32."""
 
-    qkv: PackedMatrix
-    out: PackedMatrix
-    gate_up: PackedMatrix
-    down: PackedMatrix
+    qkv: Packed
+    out: Packed
+    gate_up: Packed
+    down: Packed
     attn_norm: Tensor
     mlp_norm: Tensor
     qkv_bias: Tensor | None
@@ -143,23 +179,44 @@ class FusedWeights:
     @property
     def num_bytes(self) -> int:
         """Bytes of all tensors."""
-        packed = [self.head] + [m for x in self.layers for m in (x.qkv, x.out, x.gate_up, x.down)]
+        packed: list[Packed] = [self.head]
+        packed += [m for x in self.layers for m in (x.qkv, x.out, x.gate_up, x.down)]
         return self.embedding.numel() * 2 + sum(m.num_bytes for m in packed)
 
 
-def pack_layer(layer: LayerWeights, arena: Arena) -> FusedLayer:
-    """A layer in the library's layouts; its matrices are float32."""
+def pack_layer(layer: LayerWeights, arena: Arena, stored: StoredLayer | None = None) -> FusedLayer:
+    """A layer in the library's layouts; its matrices are float32. `stored` has those that the file keeps in 4 bits."""
+    four = stored or StoredLayer()
     gate, up = layer.gate_up.chunk(2)
     return FusedLayer(
-        qkv=pack(layer.qkv, arena),
-        out=pack(layer.out, arena),
-        gate_up=pack(alternate(gate, up), arena),
-        down=pack(layer.down, arena),
+        qkv=_pack_either(layer.qkv, four.qkv, arena),
+        out=_pack_either(layer.out, four.out, arena),
+        gate_up=_pack_either(alternate(gate, up), four.gate_up and four.gate_up.map(_alternate_halves), arena),
+        down=_pack_either(layer.down, four.down, arena),
         attn_norm=layer.attn_norm,
         mlp_norm=layer.mlp_norm,
         qkv_bias=None if layer.qkv_bias is None else layer.qkv_bias.float(),
         qk_norm=None if layer.qk_norm is None else layer.qk_norm.contiguous(),
     )
+
+
+@dataclass(slots=True)
+class StoredLayer:
+    """A layer's matrices as the file has them, where it has them in 4 bits."""
+
+    qkv: FourBit | None = None
+    out: FourBit | None = None
+    gate_up: FourBit | None = None
+    down: FourBit | None = None
+
+
+def _pack_either(matrix: Tensor, stored: FourBit | None, arena: Arena) -> Packed:
+    return pack(matrix, arena) if stored is None else pack_four_bit(stored, arena)
+
+
+def _alternate_halves(rows: Tensor) -> Tensor:
+    gate, up = rows.chunk(2)
+    return alternate(gate, up)
 
 
 class FusedCache:

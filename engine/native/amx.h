@@ -43,7 +43,7 @@ inline void amx_shape(int rows) {
 template <class Use>
 inline void amx_panels(const Weights& w, int first, int end, const Rows& x, int rows, const Use& use) {
     const int groups = x.k / GROUP;
-    const int8_t* ahead = w.data + (first + 2) * w.panel_bytes();
+    const uint8_t* ahead = w.data + (first + 2) * w.panel_bytes();
     for (int row = 0; row < rows; row += AMX_ROWS) {
         const int count = rows - row < AMX_ROWS ? rows - row : AMX_ROWS;
         const int lines = first + 2 < end ? 2 * PANEL * count / rows : 0;
@@ -52,21 +52,21 @@ inline void amx_panels(const Weights& w, int first, int end, const Rows& x, int 
         amx_shape(count);
         for (int g = 0; g < groups; g++) {
             alignas(64) int32_t sum[2][AMX_ROWS][PANEL];
-            const int8_t* from = w.data + first * w.panel_bytes() + size_t(g) * GROUP * PANEL;
-            for (int i = 0; i < lines; i++, ahead += 64) _mm_prefetch(reinterpret_cast<const char*>(ahead), _MM_HINT_T0);
-            _tile_loadd(2, part.value + g * GROUP, x.k);
+            const uint8_t* from = w.data + first * w.panel_bytes() + size_t(g) * GROUP * PANEL;
+            for (int i = 0; i < lines; i++, ahead += 64) prefetch(ahead);
+            _tile_loadd(2, part.q + g * GROUP, x.k);
             _tile_loadd(3, from, 64);
             _tile_loadd(4, from + w.panel_bytes(), 64);
             _tile_zero(0);
             _tile_zero(1);
-            _tile_dpbusd(0, 2, 3);
-            _tile_dpbusd(1, 2, 4);
+            _tile_dpbsud(0, 2, 3);
+            _tile_dpbsud(1, 2, 4);
             _tile_stored(0, sum[0], 64);
             _tile_stored(1, sum[1], 64);
             asm volatile("" ::: "memory");
             for (int p = 0; p < 2; p++) {
                 const f32x16 all = load_sums(w.sum + (first + p) * w.panel_sums() + g * PANEL);
-                for (int r = 0; r < count; r++) add_group(out[r][p], sum_at(sum[p][r]), all, part, r * groups + g);
+                for (int r = 0; r < count; r++) add_group(out[r][p], sum_at(sum[p][r]) + part.offset[r * groups + g], all, part, r * groups + g);
             }
         }
         for (int r = 0; r < count; r++)

@@ -27,8 +27,8 @@ inline void dot2(f32x16& sum, i32x16 pairs, uint32_t pair) {
 #else
     f32x16 even = reinterpret_cast<f32x16>(pairs << 16);
     f32x16 odd = reinterpret_cast<f32x16>(pairs & static_cast<int32_t>(0xffff0000));
-    sum += even * widen(static_cast<bf16>(pair));
-    sum += odd * widen(static_cast<bf16>(pair >> 16));
+    sum = fma16(even, splat(widen(static_cast<bf16>(pair))), sum);
+    sum = fma16(odd, splat(widen(static_cast<bf16>(pair >> 16))), sum);
 #endif
 }
 

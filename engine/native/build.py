@@ -18,15 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SOURCES = Path(__file__).parent
-FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
+FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off")
 LINK = ("-shared", "-fPIC", "-pthread")
-_AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "fma", "bmi2")
+_AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "fma", "bmi2", "f16c")
 TARGETS: dict[str, tuple[str, ...]] = {
     "amx-int8": (*_AVX512, "avx512_bf16", "amx_tile", "amx_int8"),
     "avx512-vnni-bf16": (*_AVX512, "avx512_bf16"),
     "avx512-vnni": _AVX512,
-    "avx-vnni": ("avx2", "avx_vnni", "fma", "bmi2"),
-    "avx2": ("avx2", "fma", "bmi2"),
+    "avx-vnni": ("avx2", "avx_vnni", "fma", "bmi2", "f16c"),
+    "avx2": ("avx2", "fma", "bmi2", "f16c"),
 }
 """What each target needs of the CPU, best first, in the names of /proc/cpuinfo."""
 BUILD_SECONDS = 180.0

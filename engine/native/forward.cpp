@@ -32,13 +32,16 @@ private:
 
 // Quantised activations of up to `rows` rows of `k` inputs.
 struct RowBuffer {
-    Buffer<uint8_t> value;
-    Buffer<float> scale, centre;
-    RowBuffer(int rows, int k) : value(size_t(rows) * k), scale(size_t(rows) * k / GROUP), centre(size_t(rows) * k / GROUP) {}
-    Rows as(int k) const { return {value.get(), scale.get(), centre.get(), k}; }
+    Buffer<int8_t> q;
+    Buffer<float> scale, centre, part;
+    Buffer<int32_t> offset;
+    RowBuffer(int rows, int k)
+        : q(size_t(rows) * k), scale(size_t(rows) * k / GROUP), centre(size_t(rows) * k / GROUP), part(size_t(rows) * k / HALF),
+          offset(size_t(rows) * k / GROUP) {}
+    Rows as(int k) const { return {q.get(), scale.get(), centre.get(), offset.get(), part.get(), k}; }
 };
 
-Weights weights(const FlMatrix& m) { return {m.data, m.sum, m.scale, m.n, m.k}; }
+Weights weights(const FlMatrix& m) { return {m.data, m.sum, m.scale, m.four, m.n, m.k}; }
 
 class Clock {
 public:
@@ -57,7 +60,7 @@ private:
 
 void rms_norm(const float* x, const float* weight, float eps, int n, float* out) {
     f32x16 squares{};
-    for (int i = 0; i < n; i += 16) squares += load16(x + i) * load16(x + i);
+    for (int i = 0; i < n; i += 16) squares = fma16(load16(x + i), load16(x + i), squares);
     float scale = 1.0f / std::sqrt(sum_lanes(squares) / n + eps);
     for (int i = 0; i < n; i += 16) store16(out + i, load16(x + i) * scale * load16(weight + i));
 }
@@ -167,10 +170,17 @@ private:
         });
     }
 
+    // With few rows weights are streamed: two long runs of panels a thread. With many, small tasks share the work evenly.
+    int task_panels(int all) const {
+        if (count() > 16) return 4;
+        const int runs = 2 * threads_.count();
+        return ((all + runs - 1) / runs + 1) / 2 * 2;
+    }
+
     // use(row, panel, value) for X Wt.
     template <class Use>
     void product(const Weights& w, const Rows& x, const Use& use) {
-        each_tile(w.n / PANEL, 4, count(), [&](int first, int panels, int row, int rows) {
+        each_tile(w.n / PANEL, task_panels(w.n / PANEL), count(), [&](int first, int panels, int row, int rows) {
             multiply(w, first, first + panels, x.from(row), rows, [&](int r, int p, f32x16 v) { use(row + r, p, v); });
         });
     }
@@ -198,10 +208,7 @@ private:
                 const int at = group * 8 + i * 2;
                 multiply_pair(w, at, group * 8 + 8, in.from(row), rows, [&](int r, int p, f32x16 v) { gated[r][i] = p == at ? silu16(v) : gated[r][i] * v; });
             }
-            for (int r = 0; r < rows; r++) {
-                const Rows to = out.from(row + r);
-                quantise_group(gated[r], to.value + group * GROUP, to.scale + group, to.centre + group);
-            }
+            for (int r = 0; r < rows; r++) quantise_group(gated[r], out.from(row + r), group);
         });
     }
 
@@ -288,7 +295,7 @@ private:
     static void quantise_head(const float* from, const Rows& to, int group) {
         f32x16 v[4];
         for (int i = 0; i < 4; i++) v[i] = load16(from + i * 16);
-        quantise_group(v, to.value + group * GROUP, to.scale + group, to.centre + group);
+        quantise_group(v, to, group);
     }
 
     void run_head(const FlStep& step, Clock& clock) {

@@ -15,7 +15,14 @@ PARTS = ("linear", "attention", "rows", "head", "total")
 class Matrix(c.Structure):
     """FlMatrix."""
 
-    _fields_ = [("data", Pointer), ("sum", Pointer), ("scale", Pointer), ("n", c.c_int32), ("k", c.c_int32)]
+    _fields_ = [
+        ("data", Pointer),
+        ("sum", Pointer),
+        ("scale", Pointer),
+        ("four", Pointer),
+        ("n", c.c_int32),
+        ("k", c.c_int32),
+    ]
 
 
 class Layer(c.Structure):

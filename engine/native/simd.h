@@ -21,6 +21,23 @@ inline f32x16 splat(float v) { return f32x16{} + v; }
 inline i32x16 splat_i(int32_t v) { return i32x16{} + v; }
 inline f32x16 max16(f32x16 a, f32x16 b) { return a > b ? a : b; }
 
+// a * b + c, rounded once. The library is built without contraction of its own, since whether a compiler fuses an expression
+// can differ between copies of the same code, and results must not.
+inline f32x16 fma16(f32x16 a, f32x16 b, f32x16 c) {
+#ifdef __AVX512F__
+    return reinterpret_cast<f32x16>(
+        _mm512_fmadd_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b), reinterpret_cast<__m512>(c)));
+#else
+    __m256 x[2], y[2], z[2];
+    std::memcpy(x, &a, 64);
+    std::memcpy(y, &b, 64);
+    std::memcpy(z, &c, 64);
+    for (int i = 0; i < 2; i++) z[i] = _mm256_fmadd_ps(x[i], y[i], z[i]);
+    std::memcpy(&c, z, 64);
+    return c;
+#endif
+}
+
 // A fixed tree, so that the sum of a row never depends on how it was tiled.
 inline float sum_lanes(f32x16 v) {
     float lane[16];
@@ -69,12 +86,7 @@ inline f32x16 exp2_16(f32x16 x) {
     f32x16 whole = (x + magic) - magic;
     f32x16 f = x - whole;
     f32x16 p = splat(1.5353362e-4f);
-    p = p * f + 1.3398874e-3f;
-    p = p * f + 9.6184373e-3f;
-    p = p * f + 5.5503324e-2f;
-    p = p * f + 2.4022648e-1f;
-    p = p * f + 6.9314720e-1f;
-    p = p * f + 1.0f;
+    for (float next : {1.3398874e-3f, 9.6184373e-3f, 5.5503324e-2f, 2.4022648e-1f, 6.9314720e-1f, 1.0f}) p = fma16(p, f, splat(next));
     i32x16 power = __builtin_convertvector(whole, i32x16) << 23;
     return reinterpret_cast<f32x16>(reinterpret_cast<i32x16>(p) + power);
 }

@@ -12,12 +12,12 @@
 #undef _tile_loadd
 #undef _tile_stored
 #undef _tile_zero
-#undef _tile_dpbusd
+#undef _tile_dpbsud
 #define _tile_loadconfig emulated_loadconfig
 #define _tile_loadd emulated_loadd
 #define _tile_stored emulated_stored
 #define _tile_zero emulated_zero
-#define _tile_dpbusd emulated_dpbusd
+#define _tile_dpbsud emulated_dpbsud
 
 struct EmulatedTile {
     int rows, bytes;
@@ -43,8 +43,8 @@ inline void emulated_stored(int tile, void* base, size_t stride) {
 
 inline void emulated_zero(int tile) { std::memset(emulated_tiles[tile].data, 0, sizeof(emulated_tiles[tile].data)); }
 
-// Unsigned bytes of `a` times signed bytes of `b`, four at a time, as the instruction does it.
-inline void emulated_dpbusd(int sum, int a, int b) {
+// Signed bytes of `a` times unsigned bytes of `b`, four at a time, as the instruction does it.
+inline void emulated_dpbsud(int sum, int a, int b) {
     EmulatedTile &s = emulated_tiles[sum], &x = emulated_tiles[a], &w = emulated_tiles[b];
     for (int m = 0; m < s.rows; m++)
         for (int n = 0; n < s.bytes / 4; n++) {
@@ -52,7 +52,7 @@ inline void emulated_dpbusd(int sum, int a, int b) {
             std::memcpy(&total, &s.data[m][n * 4], 4);
             for (int k = 0; k < x.bytes / 4; k++)
                 for (int i = 0; i < 4; i++)
-                    total += int32_t(x.data[m][k * 4 + i]) * int32_t(static_cast<int8_t>(w.data[k][n * 4 + i]));
+                    total += int32_t(static_cast<int8_t>(x.data[m][k * 4 + i])) * int32_t(w.data[k][n * 4 + i]);
             std::memcpy(&s.data[m][n * 4], &total, 4);
         }
 }

@@ -16,8 +16,9 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.fused_runner import FusedRunner
 from engine.hostcache import HostCache
-from engine.model.fused import Arena, alternate, pack, unsupported
+from engine.model.fused import Arena, alternate, pack, pack_four_bit, unsupported
 from engine.model.fused_loader import Disagreement, verify
+from engine.model.loader import open_source
 from engine.native import build as native
 from engine.native.build import NativeUnavailable, choose_targets, find_library
 from engine.scheduler import Scheduler, SchedulerLimits
@@ -41,9 +42,10 @@ def _here() -> list[str]:
 needs_native = pytest.mark.skipif(_why_not() is not None, reason=f"NOT RUN, the fused path: {_why_not()}")
 
 
-@pytest.fixture(scope="module")
-def runner(bundled_model: Path) -> Iterator[FusedRunner]:
-    engine = build(EngineConfig(bundled_model, dtype="int8", num_blocks=600, num_host_blocks=200))
+@pytest.fixture(scope="module", params=["int8", "q4"])
+def runner(request: pytest.FixtureRequest, bundled_model: Path) -> Iterator[FusedRunner]:
+    engine = build(EngineConfig(bundled_model, dtype=request.param, num_blocks=600, num_host_blocks=200))
+    assert engine.facts()["dtype"] == request.param
     assert isinstance(engine.runner, FusedRunner)
     yield engine.runner
     engine.runner.model.close()
@@ -198,7 +200,7 @@ def test_every_target_this_cpu_has_agrees_with_torch(target: str, tmp_path: Path
     built = tmp_path / "fanlight.so"
     native.compile_library(native.find_compiler(), target, built)
     done = subprocess.run(native.check_command(built), capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout.count(f"{target}: head_dim") == 2
+    assert done.stdout.count(f"{target}: ") == 4
 
 
 @needs_native
@@ -210,7 +212,7 @@ def test_amx_adds_up_like_every_other_target(tmp_path: Path) -> None:
     emulation = str(Path(__file__).with_name("amx_emulation.h"))
     native.compile_library(native.find_compiler(), "avx512-vnni", built, "-include", emulation)
     done = subprocess.run(native.check_command(built), capture_output=True, text=True, timeout=300, check=True)
-    assert done.stdout.count("amx-int8: head_dim") == 2
+    assert done.stdout.count("amx-int8: ") == 4
 
 
 def test_packing_keeps_each_channel_within_half_a_step() -> None:
@@ -219,7 +221,21 @@ def test_packing_keeps_each_channel_within_half_a_step() -> None:
     back = packed.dequantised()[:50]
     assert ((back - matrix).abs() <= packed.scale[:50, None] * 0.5001).all()
     assert packed.sum.shape == (4, 2, 16)
-    assert torch.equal(packed.sum[0, 1], packed.data[0, 16:].int().sum((0, 2)).short())
+    assert torch.equal(packed.sum[0, 1], (packed.data[0, 16:].int() - 128).sum((0, 2)).short())
+
+
+def test_four_bit_weights_are_what_the_file_says(bundled_model: Path) -> None:
+    source = open_source(bundled_model)
+    for name in ("q", "k", "out", "down"):
+        stored = source.four_bit(name, 3)
+        assert stored is not None
+        assert torch.equal(stored.floats(), source.load(name, 3))
+    assert source.four_bit("embed") is None
+    packed = pack_four_bit(stored, Arena())
+    assert packed.data[2, 1, 1, 3, 5, 2] == stored.values[2 * 16 + 5, 3, 3 * 4 + 2]
+    assert packed.params[2, 1, 1, 5] == stored.scale[2 * 16 + 5, 3]
+    assert packed.params[2, 1, 2, 5] == stored.base[2 * 16 + 5, 2]
+    assert packed.params[2, 1, 4, 5] == stored.floats()[2 * 16 + 5, 64:128].sum().half()
 
 
 def test_gate_and_up_take_turns() -> None:
