@@ -16,6 +16,7 @@ import torch
 from engine import __version__
 from engine.blocks import BlockPool
 from engine.config import EngineConfig
+from engine.embeddings import pooling_of
 from engine.fused_runner import FusedRunner
 from engine.hostcache import HostCache
 from engine.model.checksums import verify_checksums
@@ -39,6 +40,8 @@ class Engine:
     max_model_len: int
     load_seconds: float
     path: Path
+    pooling: str | None
+    headless: bool
 
     @property
     def vocab_size(self) -> int:
@@ -59,6 +62,7 @@ class Engine:
             "weights_bytes": self.path.weights_bytes,
             "kv_bytes": self.runner.cache.num_bytes,
             "threads": self.config.resolved_threads(),
+            "pooling": self.pooling,
             "engine_version": __version__,
             **self.path.facts(),
         }
@@ -72,6 +76,7 @@ def build(config: EngineConfig, progress: Callable[[float], None] = lambda done:
     sys.setswitchinterval(0.0005)
     verify_checksums(config.model, config.model_sha256)
     source = open_source(config.model)
+    pooling = config.pooling or pooling_of(config.model, source.metadata)
     tokenizer = load_tokenizer(source.metadata, config.model)
     path = choose_path(config, source, tokenizer, progress)
     runner = path.runner
@@ -80,7 +85,8 @@ def build(config: EngineConfig, progress: Callable[[float], None] = lambda done:
     window = config.resolved_window(source.config.max_position)
     host = HostCache(runner.host.num_slots if runner.host else 0)
     scheduler = Scheduler(BlockPool(runner.cache.num_blocks, config.block_size), _limits(config), host)
-    return Engine(config, tokenizer, runner, scheduler, window, time.monotonic() - began, path)
+    seconds = time.monotonic() - began
+    return Engine(config, tokenizer, runner, scheduler, window, seconds, path, pooling, source.headless)
 
 
 def _limits(config: EngineConfig) -> SchedulerLimits:

@@ -30,6 +30,7 @@ class EngineConfig:
     model_revision: str = ""
     model_sha256: str | None = None
     pooling: str | None = None
+    pooling: str | None = None
     dtype: str = "auto"
     device: str = "auto"
     threads: int | None = None
@@ -103,6 +104,8 @@ class EngineConfig:
     def _check_words(self) -> None:
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}.")
+        if self.pooling not in (None, *POOLINGS):
+            raise ConfigError(f"pooling must be one of {', '.join(POOLINGS)}, not {self.pooling!r}.")
         if self.pooling not in (None, *POOLINGS):
             raise ConfigError(f"pooling must be one of {', '.join(POOLINGS)}, not {self.pooling!r}.")
         if self.device not in ("auto", "cpu", "cuda"):

@@ -223,7 +223,8 @@ class EngineCore:
             self._fail_step(step, f"{type(error).__name__}: {error}")
             return
         self._drain()
-        self.scheduler.complete(step, sampled, self._on_token)
+        for sequence in self.scheduler.complete(step, sampled, self._on_token):
+            self._close(sequence, Delta(finish=FinishReason.STOP))
         parts.mark("commit")
         self.last_step_at = parts.last
         self.pace.record(step.num_tokens, parts.total)

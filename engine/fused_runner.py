@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from engine.embeddings import Vector, gather
 from engine.grammar import NO_MASKS, Masks
 from engine.model.fused import RUN, FusedModel
 from engine.model.hostpool import HostPool
@@ -33,6 +34,7 @@ class Started:
     picky: list[int]
     tokens: Ints
     logits: Tensor | None = None
+    states: Vector | None = None
     keep: list[Any] = field(default_factory=list)
 
 
@@ -58,6 +60,8 @@ class FusedRunner:
         started = Started(sampling, picky, np.empty(len(sampling), np.int32))
         if picky:
             started.logits = torch.empty(len(picky), -(-self.model.config.vocab_size // RUN) * RUN)
+        if any(chunk.sequence.pool for chunk in step.chunks):
+            started.states = np.empty((step.num_tokens, self.model.config.hidden_size), np.float32)
         self.model.start(_native(step, started), started)
         return started
 
@@ -66,6 +70,8 @@ class FusedRunner:
         """See Runner."""
         assert isinstance(computed, Started)
         self.model.wait()
+        if computed.states is not None:
+            gather(step.chunks, computed.states)
         sampled = {s.id: Sampled(token) for s, token in zip(computed.sampling, computed.tokens.tolist(), strict=True)}
         if computed.logits is not None:
             sampled.update(
@@ -135,7 +141,8 @@ def _native(step: Step, started: Started) -> NativeStep:
         for index, row in enumerate(started.picky):
             rows[row] = started.logits[index].data_ptr()
     started.keep += [arrays, rows]
-    return NativeStep(len(step.chunks), len(last), *(a.ctypes.data for a in arrays), c.addressof(rows), None)
+    states = None if started.states is None else started.states.ctypes.data
+    return NativeStep(len(step.chunks), len(last), *(a.ctypes.data for a in arrays), c.addressof(rows), states)
 
 
 def _draw(sequence: Sequence) -> tuple[float, float, float, float, int]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from engine.embeddings import gather
 from engine.grammar import NO_MASKS, Masks
 from engine.model.attention import KVCache, plan_groups
 from engine.model.decoder import Batch, Decoder
@@ -34,6 +36,15 @@ class Runner(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class Computed:
+    """A step's chunks in the order of its rows, and on the device its logits and states, as the decoder gives them."""
+
+    chunks: list[Chunk]
+    logits: Tensor
+    states: Tensor | None
+
+
 class TorchRunner:
     """Runs steps on a torch device; owns the KV cache."""
 
@@ -47,25 +58,23 @@ class TorchRunner:
 
     @torch.inference_mode()
     def forward(self, step: Step) -> object:
-        """Logits [num_samples, vocab] float32 of the sampling chunks, with those chunks."""
+        """Start the batch; what it will give."""
         if self.host is not None:
             self.host.copy_out(step.copies_out)
             self.host.copy_in(step.copies_in)
         chunks = order_chunks(step.chunks)
-        sampling = [chunk for chunk in chunks if chunk.samples]
-        return sampling, self.decoder.forward(self._batch(chunks), self.cache)
+        return Computed(chunks, *self.decoder.forward(self._batch(chunks), self.cache))
 
     @torch.inference_mode()
     def sample(self, step: Step, computed: object, masks: Masks = NO_MASKS) -> dict[int, Sampled]:
         """See Runner."""
-        assert isinstance(computed, tuple)
-        sampling: list[Chunk]
-        logits: Tensor
-        sampling, logits = computed
-        if not sampling:
+        assert isinstance(computed, Computed)
+        if computed.states is not None:
+            gather(computed.chunks, computed.states.cpu().numpy())
+        sequences = [chunk.sequence for chunk in computed.chunks if chunk.samples]
+        if not sequences:
             return {}
-        sequences = [chunk.sequence for chunk in sampling]
-        sampled = self.sampler.sample(logits, sequences, masks)
+        sampled = self.sampler.sample(computed.logits, sequences, masks)
         return {s.id: token for s, token in zip(sequences, sampled, strict=True)}
 
     def _batch(self, chunks: list[Chunk]) -> Batch:
@@ -88,6 +97,7 @@ class TorchRunner:
             slots=torch.from_numpy(np.concatenate(slots)).to(device),
             last=torch.tensor(last, dtype=torch.int64, device=device),
             groups=plan_groups(chunks, size, config.group, self.decoder.dtype, device),
+            pooled=any(chunk.sequence.pool for chunk in chunks),
         )
 
 

@@ -133,9 +133,12 @@ class Scheduler:
         self.counts.swapped_in_blocks += len(step.copies_in)
         return step
 
-    def complete(self, step: Step, sampled: Mapping[int, Sampled], listen: Listener = lambda *_: False) -> None:
-        """Commit a computed step; sequences aborted meanwhile get nothing."""
+    def complete(
+        self, step: Step, sampled: Mapping[int, Sampled], listen: Listener = lambda *_: False
+    ) -> list[Sequence]:
+        """Commit a computed step; sequences aborted meanwhile get nothing. Returns those whose states are all there."""
         self.host.settle()
+        pooled = []
         for chunk in step.chunks:
             sequence = chunk.sequence
             if sequence.status is not Status.RUNNING:
@@ -144,6 +147,10 @@ class Scheduler:
             self._advance(chunk)
             if samples:
                 self._accept(sequence, sampled[sequence.id], listen)
+            elif chunk.completes:
+                self.finish(sequence, FinishReason.STOP)
+                pooled.append(sequence)
+        return pooled
 
     def fail(self, step: Step) -> list[Sequence]:
         """The device could not do the step: end its sequences, and trust none of its copies."""
@@ -294,7 +301,7 @@ class Scheduler:
         counts = self.counts
         self.shares.admit(sequence)
         counts.prompt_tokens += sequence.num_prompt
-        if self.limits.prefix_cache:
+        if self.limits.prefix_cache and sequence.reuses_prefix:
             counts.prefix_query_tokens += sequence.num_prompt
             counts.prefix_hit_tokens += sequence.num_cached
             counts.host_hit_tokens += sequence.num_cached_host
@@ -321,7 +328,9 @@ class Scheduler:
     def _digests(self, sequence: Sequence, tokens: int) -> list[bytes]:
         """Hashes of the full blocks of a sequence's first tokens; none where nothing may be found again."""
         size = self.pool.block_size
-        return sequence.block_hashes(size)[: tokens // size] if self.limits.prefix_cache else []
+        if not self.limits.prefix_cache or not sequence.reuses_prefix:
+            return []
+        return sequence.block_hashes(size)[: tokens // size]
 
     def _take(self, count: int, step: Step) -> list[int]:
         return self.pool.take(count, lambda block, digest: self._copy_out(step, block, digest))

@@ -6,6 +6,7 @@ from array import array
 from hashlib import blake2b
 from typing import Any
 
+from engine.embeddings import Pool
 from engine.grammar import Grammar
 from engine.timeline import Timeline
 from engine.types import FinishReason, SamplingParams, Status
@@ -29,6 +30,7 @@ class Sequence:
     cache. Prefill, decode, resume and a prefix hit differ only in how large the gap is.
 
     `tenant` is whom its service is counted for; `deadline` is when it must have ended, on the caller's clock.
+    With a `pool` it generates nothing: the pool gathers the states of its tokens, and then it ends.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Sequence:
         tenant: str = "",
         deadline: float | None = None,
         grammar: Grammar | None = None,
+        pool: Pool | None = None,
         timeline: Timeline | None = None,
     ) -> None:
         self.id = id
@@ -52,6 +55,7 @@ class Sequence:
         self.tenant = tenant
         self.deadline = deadline
         self.grammar = grammar
+        self.pool = pool
         self.timeline = timeline or Timeline()
         self.status = Status.WAITING if grammar is None or grammar.ready else Status.WAITING_FOR_GRAMMAR
         self.finish_reason: FinishReason | None = None
@@ -81,6 +85,11 @@ class Sequence:
     def remaining(self) -> int:
         """Known tokens that are not in the KV cache yet."""
         return len(self.tokens) - self.num_computed
+
+    @property
+    def reuses_prefix(self) -> bool:
+        """False where every token has to be computed, whatever caches hold."""
+        return self.pool is None or not self.pool.needs_all
 
     @property
     def order(self) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
 from engine.errors import TemplateError, UnsupportedModel
@@ -61,6 +61,11 @@ class Tokenizer:
         if self.special.add_bos and self.special.bos_id is not None:
             if not ids or ids[0] != self.special.bos_id:
                 ids.insert(0, self.special.bos_id)
+        return ids
+
+    def encode_document(self, text: str) -> list[int]:
+        """Ids of text that is to be embedded, with the special tokens that the model's own tokenizer puts around it."""
+        ids: list[int] = self._backend.encode(text, add_special_tokens=True).ids
         return ids
 
     def encode_chat(self, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
@@ -166,6 +171,7 @@ def from_gguf(meta: Mapping[str, Any]) -> Tokenizer:
     for token, kind_id in zip(tokens, kinds, strict=False):
         if kind_id in (_CONTROL, _USER_DEFINED):
             _add(backend, token, special=kind_id == _CONTROL)
+    backend.post_processor = _surround(meta, tokens)
     template = meta.get("tokenizer.chat_template")
     return Tokenizer(backend, _gguf_special(meta, tokens, kinds), template)
 
@@ -238,6 +244,17 @@ def _gguf_special(meta: Mapping[str, Any], tokens: list[str], kinds: list[int]) 
         end_ids=frozenset(id for id in ends if id is not None),
         add_bos=bool(meta.get("tokenizer.ggml.add_bos_token", False)),
     )
+
+
+def _surround(meta: Mapping[str, Any], tokens: list[str]) -> processors.TemplateProcessing | None:
+    """The special tokens that the file wants before and after a text, where it wants any."""
+    ids = {kind: meta.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("bos", "eos")}
+    used = {kind: id for kind, id in ids.items() if id is not None and meta.get(f"tokenizer.ggml.add_{kind}_token")}
+    if not used:
+        return None
+    before, after = ([tokens[used[kind]]] if kind in used else [] for kind in ("bos", "eos"))
+    special = [(tokens[id], id) for id in used.values()]
+    return processors.TemplateProcessing(single=[*before, "$A", *after], special_tokens=special)
 
 
 def _add(backend: Backend, token: str, *, special: bool) -> None:

@@ -92,7 +92,12 @@ class Chunk:
     @property
     def samples(self) -> bool:
         """True when the chunk reaches the sequence's last known token, so a new one follows."""
-        return self.end == self.sequence.num_tokens
+        return self.end == self.sequence.num_tokens and self.sequence.pool is None
+
+    @property
+    def completes(self) -> bool:
+        """True when with the chunk all states are there that the sequence was to give."""
+        return self.end == self.sequence.num_tokens and self.sequence.pool is not None
 
 
 @dataclass(slots=True)

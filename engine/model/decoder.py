@@ -57,7 +57,7 @@ class ModelWeights:
 class Batch:
     """A step as tensors; `tokens`, `positions` and `slots` are [num_tokens] int64.
 
-    `last` [num_samples] are the rows whose logits are wanted.
+    `last` [num_samples] are the rows whose logits are wanted; with `pooled`, the final states of all rows are too.
     """
 
     tokens: Tensor
@@ -65,6 +65,7 @@ class Batch:
     slots: Tensor
     last: Tensor
     groups: Seq[AttentionGroup]
+    pooled: bool = False
 
 
 class Decoder:
@@ -77,14 +78,18 @@ class Decoder:
         self.dtype = weights.embedding.dtype
         self._cos, self._sin = rope_table(config.rotary(), max_len, self.device)
 
-    def forward(self, batch: Batch, cache: KVCache) -> Tensor:
-        """Compute a batch, fill its KV slots, and return logits [num_samples, vocab] float32."""
+    def forward(self, batch: Batch, cache: KVCache) -> tuple[Tensor, Tensor | None]:
+        """Compute a batch and fill its KV slots.
+
+        Returns logits [num_samples, vocab] and, if wanted, states after the last norm [tokens, hidden], both float32.
+        """
         weights = self.weights
         x = F.embedding(batch.tokens, weights.embedding).float()
         for index, layer in enumerate(weights.layers):
             x = self.run_layer(index, layer, x, batch, cache)
+        states = rms_norm(x, weights.norm, self.config.rms_eps) if batch.pooled else None
         x = rms_norm(x[batch.last], weights.norm, self.config.rms_eps).to(self.dtype)
-        return F.linear(x, weights.head).float()
+        return F.linear(x, weights.head).float(), states
 
     def run_layer(self, index: int, layer: LayerWeights, x: Tensor, batch: Batch, cache: KVCache) -> Tensor:
         """The residual stream [tokens, hidden] float32 after one layer."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from engine.errors import UnknownModel
 from engine.outbox import Delta
 from engine.server.generation import Generation
-from engine.server.http import Exchange
+from engine.server.http import Exchange, while_connected
 from engine.server.reader import ChoiceReader
 from engine.server.schema import CompletionRequest, parse
 from engine.server.service import Service
@@ -25,17 +24,10 @@ async def answer(service: Service, exchange: Exchange, *, chat: bool) -> None:
     exchange.request_id = request.fields.get("request_id", exchange.request_id)
     generation = Generation(service, request)
     reply = Answer(service, exchange, generation)
-    work = asyncio.ensure_future(reply.run())
-    gone = asyncio.ensure_future(exchange.disconnected())
     try:
-        await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
-        if work.done():
-            work.result()
+        await while_connected(exchange, reply.run())
     finally:
         generation.settle()
-        gone.cancel()
-        work.cancel()
-        await asyncio.gather(gone, work, return_exceptions=True)
 
 
 class Answer:

@@ -10,6 +10,7 @@ from engine import __version__
 from engine.blockmap import block_map
 from engine.errors import RequestError, Unauthorized, UnknownModel
 from engine.server.answers import answer
+from engine.server.embedding import embed
 from engine.server.http import Disconnected, Exchange, Receive, Scope, Send
 from engine.server.service import Service
 
@@ -37,6 +38,7 @@ class EngineApp:
                 ("GET", "/v1/models"): self._models,
                 ("POST", "/v1/chat/completions"): self._chat,
                 ("POST", "/v1/completions"): self._completions,
+                ("POST", "/v1/embeddings"): self._embeddings,
             }
         self._inference = inference
 
@@ -76,10 +78,18 @@ class EngineApp:
             raise Unauthorized("A valid API key is needed: Authorization: Bearer …")
 
     async def _chat(self, exchange: Exchange) -> None:
-        await answer(self._service, exchange, chat=True)
+        await self._answer(exchange, chat=True)
 
     async def _completions(self, exchange: Exchange) -> None:
-        await answer(self._service, exchange, chat=False)
+        await self._answer(exchange, chat=False)
+
+    async def _answer(self, exchange: Exchange, *, chat: bool) -> None:
+        if self._service.headless:
+            raise RequestError("This model has no head that could write text: it makes embeddings.", "model")
+        await answer(self._service, exchange, chat=chat)
+
+    async def _embeddings(self, exchange: Exchange) -> None:
+        await embed(self._service, exchange)
 
     async def _models(self, exchange: Exchange) -> None:
         await exchange.json({"object": "list", "data": [self._describe()]})

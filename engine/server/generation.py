@@ -10,7 +10,7 @@ from typing import Any
 
 from engine.constraints import Constraint
 from engine.core import Abort, Add
-from engine.errors import ContextTooLong, DeadlineExceeded, EngineFault, Overloaded, RequestError
+from engine.errors import ContextTooLong, DeadlineExceeded, EngineFault, RequestError
 from engine.guided import Compiled, GuidedGrammar
 from engine.outbox import Choice, Outbox
 from engine.sequence import Sequence, hash_root
@@ -54,7 +54,7 @@ class Generation:
             tenant = self.request.fields.get("cache_salt", "")
             self._compiled = self._service.compiler.acquire(constraint, tenant)
         max_tokens = self._bound(len(prompt))
-        self._refuse_overload(len(prompt))
+        self._service.refuse_overload(self.request.choices, len(prompt) * self.request.choices)
         root = hash_root(self._service.config.revision, self.request.fields.get("cache_salt", ""))
         for index in range(self.request.choices):
             self.choices.append(self._choice(index, prompt, max_tokens, root))
@@ -174,24 +174,6 @@ class Generation:
                 "messages" if self.request.chat else "prompt",
             )
         return wanted or window - prompt_tokens
-
-    def _refuse_overload(self, prompt_tokens: int) -> None:
-        core, limit = self._service.core, self._service.config.max_queued
-        reason = core.unhealthy()
-        if self._service.draining:
-            raise Overloaded("The engine is shutting down.", retry_after=5)
-        if reason is not None:
-            raise Overloaded(f"The engine is not healthy: {reason}.", retry_after=10)
-        if core.num_waiting + self.request.choices > limit:
-            raise Overloaded(
-                f"{core.num_waiting} requests wait already; the limit is {limit}.",
-                self._service.retry_after(),
-            )
-        tokens, most = core.num_waiting_tokens, self._service.config.max_queued_tokens
-        if tokens and tokens + prompt_tokens * self.request.choices > most:
-            raise Overloaded(
-                f"Requests with {tokens} tokens wait already; the limit is {most}.", self._service.retry_after()
-            )
 
     def _choice(self, index: int, prompt: list[int], max_tokens: int, root: bytes) -> Choice:
         tokenizer = self._service.tokenizer

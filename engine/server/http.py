@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import uuid
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -96,6 +97,20 @@ class Exchange:
             await self.json(envelope(error), error.status, retry_after=wait)
         else:
             await self.json(envelope(error), error.status)
+
+
+async def while_connected(exchange: Exchange, work: Coroutine[Any, Any, None]) -> None:
+    """Do the work, unless the client leaves first: then it is cancelled."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(exchange.disconnected())
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+    finally:
+        gone.cancel()
+        task.cancel()
+        await asyncio.gather(gone, task, return_exceptions=True)
 
 
 def envelope(error: RequestError) -> dict[str, Any]:

@@ -101,21 +101,26 @@ class CompletionRequest:
 
 def parse(data: bytes, *, chat: bool) -> CompletionRequest:
     """Check a body. Raises RequestError with the offending field as `param`."""
+    fields = read_fields(data, CHAT if chat else TEXT, ("model", "messages" if chat else "prompt"))
+    _check_together(fields, chat=chat)
+    use = form.tools_of(fields)
+    model, messages, prompt = (fields.pop(name, None) for name in ("model", "messages", "prompt"))
+    return CompletionRequest(model, messages, prompt, fields, use)
+
+
+def read_fields(data: bytes, checks: Mapping[str, Check], required: tuple[str, ...]) -> dict[str, Any]:
+    """Fields of a body by name, those that are null left out. Raises RequestError with the field as `param`."""
     try:
         body = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RequestError(f"The body is not valid JSON: {error}") from error
     if not isinstance(body, dict):
         raise RequestError("The body must be a JSON object.")
-    checks = CHAT if chat else TEXT
     fields = {name: _checked(checks, name, v) for name, v in body.items() if v is not None}
-    for name in ("model", "messages" if chat else "prompt"):
+    for name in required:
         if name not in fields:
             raise RequestError(f"The field '{name}' is required.", name)
-    _check_together(fields, chat=chat)
-    use = form.tools_of(fields)
-    model, messages, prompt = (fields.pop(name, None) for name in ("model", "messages", "prompt"))
-    return CompletionRequest(model, messages, prompt, fields, use)
+    return fields
 
 
 def _checked(checks: Mapping[str, Check], name: str, value: Any) -> Any:
@@ -150,7 +155,9 @@ def _number(low: float, high: float, *, open_low: bool = False) -> Check:
     return check
 
 
-def _integer(low: int, high: int = 2**63 - 1) -> Check:
+def integer(low: int, high: int = 2**63 - 1) -> Check:
+    """A check of whole numbers, both bounds included."""
+
     def check(value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
             raise ValueError("an integer is expected.")
@@ -274,37 +281,37 @@ COMMON: dict[str, Check] = {
     "stream_options": _stream_options,
     "temperature": _number(0, 2),
     "top_p": _number(0, 1, open_low=True),
-    "max_tokens": _integer(1),
+    "max_tokens": integer(1),
     "stop": _stop,
-    "seed": _integer(-(2**63)),
+    "seed": integer(-(2**63)),
     "presence_penalty": _number(-2, 2),
     "frequency_penalty": _number(-2, 2),
     "logit_bias": _logit_bias,
-    "n": _integer(1, MAX_CHOICES),
+    "n": integer(1, MAX_CHOICES),
     "user": _TEXT,
     "metadata": _kind(dict, name="an object"),
     "store": _BOOL,
     "service_tier": _TEXT,
     "safety_identifier": _TEXT,
     "prompt_cache_key": _TEXT,
-    "top_k": _integer(-1),
+    "top_k": integer(-1),
     "min_p": _number(0, 1),
     "repetition_penalty": _number(0, 10, open_low=True),
-    "min_tokens": _integer(0),
+    "min_tokens": integer(0),
     "ignore_eos": _BOOL,
     "stop_token_ids": _token_ids,
     "cache_salt": _TEXT,
-    "priority": _integer(-(2**31), 2**31),
+    "priority": integer(-(2**31), 2**31),
     "request_id": _request_id,
-    "deadline_ms": _integer(1, 86_400_000),
+    "deadline_ms": integer(1, 86_400_000),
     "structured_outputs": form.structured_outputs,
     **{name: form.structured(name.removeprefix("guided_")) for name in form.GUIDED},
 }
 CHAT: dict[str, Check] = COMMON | {
     "messages": _messages,
-    "max_completion_tokens": _integer(1),
+    "max_completion_tokens": integer(1),
     "logprobs": _BOOL,
-    "top_logprobs": _integer(0, 20),
+    "top_logprobs": integer(0, 20),
     "response_format": form.response_format,
     "tools": read_tools,
     "tool_choice": _kind(str, dict, name="none, auto, required or a function"),
@@ -315,7 +322,7 @@ CHAT: dict[str, Check] = COMMON | {
 }
 TEXT: dict[str, Check] = COMMON | {
     "prompt": _prompt,
-    "logprobs": _integer(0, 5),
+    "logprobs": integer(0, 5),
     "echo": _only(False, why=_NOT_YET),
     "best_of": _only(1, why=_NOT_YET),
     "suffix": _only("", why=_NOT_YET),

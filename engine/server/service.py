@@ -12,6 +12,7 @@ from typing import Any
 from engine import __version__
 from engine.boot import Engine
 from engine.core import Deliveries, EngineCore
+from engine.errors import Overloaded
 from engine.faults import FaultyRunner
 from engine.guided import Compiler
 from engine.metrics import EngineMetrics
@@ -27,6 +28,9 @@ class Service:
         self.tokenizer = engine.tokenizer
         self.max_model_len = engine.max_model_len
         self.vocab_size = engine.vocab_size
+        self.hidden_size = engine.path.shape.hidden_size
+        self.pooling = engine.pooling
+        self.headless = engine.headless
         self.api_key = api_key
         self.created = int(time.time())
         self.draining = False
@@ -95,6 +99,20 @@ class Service:
         records = self.core.steps.last(count)
         anchor = {"wall_ns": time.time_ns(), "mono_ns": time.monotonic_ns()}
         return {"anchor": anchor, "steps": [record.as_dict() for record in records]}
+
+    def refuse_overload(self, sequences: int, tokens: int) -> None:
+        """Raises Overloaded where so many more sequences, with so many prompt tokens, are too much to queue."""
+        core, limit, most = self.core, self.config.max_queued, self.config.max_queued_tokens
+        reason = core.unhealthy()
+        if self.draining:
+            raise Overloaded("The engine is shutting down.", retry_after=5)
+        if reason is not None:
+            raise Overloaded(f"The engine is not healthy: {reason}.", retry_after=10)
+        if core.num_waiting + sequences > limit:
+            raise Overloaded(f"{core.num_waiting} requests wait already; the limit is {limit}.", self.retry_after())
+        waiting = core.num_waiting_tokens
+        if waiting and waiting + tokens > most:
+            raise Overloaded(f"Requests with {waiting} tokens wait already; the limit is {most}.", self.retry_after())
 
     def retry_after(self) -> int:
         """Whole seconds, 1 to 60, until today's pace has drained half the queue."""
