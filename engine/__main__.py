@@ -38,7 +38,6 @@ def _engine_options(serve: argparse.ArgumentParser) -> None:
         help="auto (default): q4 where the file is, else int8, on the fused CPU path; bf16 without it",
     )
     add("--pooling", choices=POOLINGS, help="serve /v1/embeddings by this (default: what the model's files say)")
-    add("--pooling", choices=POOLINGS, help="serve /v1/embeddings by this (default: what the model's files say)")
     add("--device", choices=("auto", "cpu", "cuda"), help="(default: auto)")
     add("--threads", type=int, metavar="N", help="compute threads (default: all cores)")
     add("--max-num-seqs", type=int, metavar="N", help="sequences per step (default: 64)")

@@ -15,7 +15,6 @@ from pathlib import Path
 from engine.errors import ConfigError
 
 POOLINGS = ("mean", "last")
-
 DTYPES = ("auto", "q4", "int8", "bf16", "fp32")
 HOST_BYTES = 4 << 30
 FAULT_PHASES = ("tokenize", "engine_queue", "prefill", "decode", "hang")
@@ -29,7 +28,6 @@ class EngineConfig:
     served_model_name: str | None = None
     model_revision: str = ""
     model_sha256: str | None = None
-    pooling: str | None = None
     pooling: str | None = None
     dtype: str = "auto"
     device: str = "auto"
@@ -104,8 +102,6 @@ class EngineConfig:
     def _check_words(self) -> None:
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}.")
-        if self.pooling not in (None, *POOLINGS):
-            raise ConfigError(f"pooling must be one of {', '.join(POOLINGS)}, not {self.pooling!r}.")
         if self.pooling not in (None, *POOLINGS):
             raise ConfigError(f"pooling must be one of {', '.join(POOLINGS)}, not {self.pooling!r}.")
         if self.device not in ("auto", "cpu", "cuda"):

@@ -294,7 +294,7 @@ def fused(path: Path, probe: list[int]) -> Iterator[FusedModel]:
     except NativeUnavailable as why:
         pytest.skip(f"NOT RUN, the fused path: {why}")
     source = open_source(path)
-    loaded = load_fused(source, probe, lambda done: None)
+    loaded = load_fused(source, probe, lambda done: None, four_bit=False)
     cache = FusedCache(source.config, 32, 16)
     model = FusedModel(library, source.config, loaded.weights, cache, max_len=512, max_tokens=512, threads=1)
     verify(model, loaded)
