@@ -15,8 +15,11 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -28,8 +31,9 @@ from engine.boot import build
 from engine.config import EngineConfig
 from engine.fused_runner import FusedRunner
 from engine.model.fused_loader import logits_of
-from engine.model.loader import load_weights, open_source
+from engine.model.loader import load_int8, load_weights, open_source
 from engine.model.reference import Reference
+from engine.native.build import NativeUnavailable
 from engine.runner import Runner
 from engine.scheduler import Scheduler, SchedulerLimits
 from engine.sequence import Sequence
@@ -70,6 +74,8 @@ def main() -> int:
     reference = scorer(args.model, "fp32")
     truths = [reference(window) for window in windows]
     results = [measure(args.model, dtype, windows, truths) for dtype in ("fp32", "bf16", "int8", "q4")]
+    with without_library():
+        results.append(measure(args.model, "int8", windows, truths))
     for result in results:
         bars = BARS.get(result.format, {})
         result.passed = result.kl <= bars.get("kl", 1.0) and result.top1 >= bars.get("top1", 0.0)
@@ -116,16 +122,22 @@ def measure(model: Path, dtype: str, windows: list[list[int]], truths: list[Tens
     )
 
 
+def without_library() -> AbstractContextManager[Any]:
+    """Here there is no fused path, as where there is no compiler."""
+    return mock.patch("engine.paths.find_library", side_effect=NativeUnavailable("left out"))
+
+
 def in_chunks(score: Callable[[list[int], int], Tensor], tokens: list[int]) -> Tensor:
     """Score a window in the pieces that a step can take."""
     return torch.cat([score(tokens[start : start + 256], start) for start in range(0, len(tokens), 256)])
 
 
 def scorer(model: Path, dtype: str) -> Score:
-    """The plain path's logits [tokens, vocab] of a window, in float32 or bfloat16."""
+    """The plain path's logits [tokens, vocab] of a window."""
     source = open_source(model)
-    kind = torch.bfloat16 if dtype == "bf16" else torch.float32
-    weights = load_weights(source, kind, CPU, lambda done: None)
+    kind = torch.float32 if dtype == "fp32" else torch.bfloat16
+    load = load_int8 if dtype == "int8" else load_weights
+    weights = load(source, kind, CPU, lambda done: None)
 
     def score(tokens: list[int]) -> Tensor:
         reference = Reference(source.config, tokens, weights.embedding, weights.norm)

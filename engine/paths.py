@@ -18,7 +18,7 @@ from engine.model.decoder import Decoder
 from engine.model.fused import FusedCache, FusedModel, unsupported
 from engine.model.fused_loader import Disagreement, load_fused, verify
 from engine.model.hostpool import BlockStore, HostPool
-from engine.model.loader import load_weights
+from engine.model.loader import load_int8, load_weights
 from engine.model.source import Source
 from engine.native.build import NativeUnavailable, find_library
 from engine.native.library import open_library
@@ -70,9 +70,9 @@ def choose_path(config: EngineConfig, source: Source, tokenizer: Tokenizer, prog
         why = "the fused path runs on CPUs"
     except (NativeUnavailable, Disagreement) as error:
         why = str(error)
-    if config.dtype != "auto":
-        raise ConfigError(f"dtype {config.dtype} needs the fused path: {why}.")
-    path = _plain(config, source, "bf16", device, progress)
+    if config.dtype == "q4":
+        raise ConfigError(f"dtype q4 needs the fused path: {why}.")
+    path = _plain(config, source, "bf16" if config.dtype == "auto" else "int8", device, progress)
     path.passed_over = why
     return path
 
@@ -130,11 +130,11 @@ def _plain(
     config: EngineConfig, source: Source, dtype: str, device: torch.device, progress: Callable[[float], None]
 ) -> Path:
     shape = source.config
-    weights = load_weights(source, DTYPES[dtype], device, progress)
+    computed = DTYPES.get(dtype, torch.bfloat16)
+    load = load_int8 if dtype == "int8" else load_weights
+    weights = load(source, computed, device, progress)
     blocks = config.resolved_blocks(shape.max_position)
-    cache = KVCache(
-        shape.num_layers, shape.num_kv_heads, shape.head_dim, blocks, config.block_size, DTYPES[dtype], device
-    )
+    cache = KVCache(shape.num_layers, shape.num_kv_heads, shape.head_dim, blocks, config.block_size, computed, device)
     decoder = Decoder(shape, weights, config.resolved_window(shape.max_position))
     host = _host_pool(config, cache, cache.num_blocks, cache.num_bytes, device.type)
     return Path(TorchRunner(decoder, cache, Sampler(), host), shape, weights.num_bytes, dtype, device.type, "plain")

@@ -184,7 +184,7 @@ class FusedWeights:
         return self.embedding.numel() * 2 + sum(m.num_bytes for m in packed)
 
 
-def pack_layer(layer: LayerWeights, arena: Arena, stored: StoredLayer | None = None) -> FusedLayer:
+def pack_layer(layer: LayerWeights[Tensor], arena: Arena, stored: StoredLayer | None = None) -> FusedLayer:
     """A layer in the library's layouts; its matrices are float32. `stored` has those that the file keeps in 4 bits."""
     four = stored or StoredLayer()
     gate, up = layer.gate_up.chunk(2)

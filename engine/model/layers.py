@@ -6,7 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.model.int8 import Int8Matrix
 from engine.model.rope import Rotary
+
+Matrix = Tensor | Int8Matrix
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -35,8 +38,18 @@ def rope_table(rotary: Rotary, length: int, device: torch.device) -> tuple[Tenso
     return torch.cat((cos, cos), dim=-1)[:, None], sin[:, None]
 
 
-def gated_mlp(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+def linear(x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
+    """x · weightᵀ + bias, whatever the weights are kept in."""
+    return F.linear(x, weight, bias) if isinstance(weight, Tensor) else weight.multiply(x, bias)
+
+
+def embed(tokens: Tensor, embedding: Matrix) -> Tensor:
+    """Rows of the embedding as float32 [tokens, hidden]."""
+    return F.embedding(tokens, embedding).float() if isinstance(embedding, Tensor) else embedding.lookup(tokens)
+
+
+def gated_mlp(x: Tensor, gate_up: Matrix, down: Matrix) -> Tensor:
     """silu(x·gate) * (x·up) · down, with gate and up fused into one matrix."""
-    both = F.linear(x, gate_up)
+    both = linear(x, gate_up)
     half = both.shape[-1] // 2
-    return F.linear(F.silu(both[:, :half]).mul_(both[:, half:]), down)
+    return linear(F.silu(both[:, :half]).mul_(both[:, half:]), down)

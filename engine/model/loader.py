@@ -13,6 +13,7 @@ from torch import Tensor
 from engine.errors import ModelError, UnsafeWeights
 from engine.model.config import ModelConfig
 from engine.model.decoder import LayerWeights, ModelWeights
+from engine.model.int8 import Int8Matrix, quantise
 from engine.model.source import PICKLE_SUFFIXES, GgufSource, SafetensorsSource, Source
 from engine.model.tensors import check_tensors
 
@@ -69,7 +70,25 @@ def load_weights(source: Source, dtype: torch.dtype, device: torch.device, progr
     return ModelWeights(embedding, layers, norm, head)
 
 
-def load_layer(source: Source, index: int, dtype: torch.dtype, device: torch.device) -> LayerWeights:
+def load_int8(source: Source, dtype: torch.dtype, device: torch.device, progress: Progress) -> ModelWeights:
+    """Read all weights into 8 bits per row on `device`; products are computed in `dtype`."""
+
+    def matrix(tensor: Tensor) -> Int8Matrix:
+        return quantise(tensor.float(), dtype)
+
+    embedding = matrix(source.load("embed").to(device))
+    layers = []
+    for index in range(source.config.num_layers):
+        read = load_layer(source, index, torch.float32, device)
+        bias = None if read.qkv_bias is None else read.qkv_bias.to(dtype)
+        qkv, out, gate_up, down = map(matrix, (read.qkv, read.out, read.gate_up, read.down))
+        layers.append(LayerWeights(read.attn_norm, qkv, bias, read.qk_norm, out, read.mlp_norm, gate_up, down))
+        progress((index + 1) / source.config.num_layers)
+    head = matrix(source.load("head").to(device)) if source.has("head") else embedding
+    return ModelWeights(embedding, layers, source.load("norm").float().to(device), head)
+
+
+def load_layer(source: Source, index: int, dtype: torch.dtype, device: torch.device) -> LayerWeights[Tensor]:
     """One layer's weights in `dtype` on `device`."""
 
     def vector(name: str) -> Tensor:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from engine.model.attention import KVCache, plan_groups
 from engine.model.config import ModelConfig
-from engine.model.decoder import Batch, Decoder, LayerWeights, ModelWeights
-from engine.model.layers import rms_norm
+from engine.model.decoder import AnyLayer, Batch, Decoder, ModelWeights
+from engine.model.layers import Matrix, embed, linear, rms_norm
 from engine.sequence import Sequence
 from engine.types import Chunk, SamplingParams
 
@@ -20,7 +19,7 @@ _BLOCK = 16
 class Reference:
     """The plain forward pass of one prompt in the embedding's type, fed one layer at a time."""
 
-    def __init__(self, config: ModelConfig, tokens: list[int], embedding: Tensor, norm: Tensor) -> None:
+    def __init__(self, config: ModelConfig, tokens: list[int], embedding: Matrix, norm: Tensor) -> None:
         self._norm = norm
         count, dtype = len(tokens), embedding.dtype
         blocks = -(-count // _BLOCK)
@@ -32,18 +31,18 @@ class Reference:
         places = torch.arange(count)
         groups = plan_groups([Chunk(sequence, 0, count)], _BLOCK, config.group, dtype, _CPU)
         self._batch = Batch(torch.tensor(tokens), places, places, places, groups)
-        self._x = F.embedding(self._batch.tokens, embedding).float()
+        self._x = embed(self._batch.tokens, embedding)
 
     @torch.inference_mode()
-    def advance(self, layer: LayerWeights) -> None:
+    def advance(self, layer: AnyLayer) -> None:
         """Run the next layer."""
         self._x = self._decoder.run_layer(0, layer, self._x, self._batch, self._cache)
 
     @torch.inference_mode()
-    def logits(self, head: Tensor) -> Tensor:
+    def logits(self, head: Matrix) -> Tensor:
         """[tokens, vocab] float32 after the last layer."""
         normed = rms_norm(self._x, self._norm, self._decoder.config.rms_eps)
-        return F.linear(normed.to(head.dtype), head).float()
+        return linear(normed.to(head.dtype), head).float()
 
 
 def divergence(reference: Tensor, logits: Tensor) -> float:

@@ -172,8 +172,8 @@ def test_without_a_compiler_the_plain_path_serves_and_says_why(
     engine = build(EngineConfig(bundled_model, num_blocks=64, max_model_len=512))
     assert engine.facts()["dtype"] == "bf16"
     assert "no-such-compiler" in engine.facts()["passed_over"]
-    with pytest.raises(ConfigError, match="int8 needs the fused path: CXX names"):
-        build(EngineConfig(bundled_model, dtype="int8", num_blocks=64, max_model_len=512))
+    with pytest.raises(ConfigError, match="q4 needs the fused path: CXX names"):
+        build(EngineConfig(bundled_model, dtype="q4", num_blocks=64, max_model_len=512))
 
 
 def test_a_library_that_fails_its_check_is_not_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
