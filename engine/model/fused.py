@@ -99,7 +99,8 @@ class PackedMatrix:
 class FourBitMatrix:
     """4-bit weights in panels of sixteen channels, as engine/native/four_bit.h has them.
 
-    data [n / 16, k / 64, 2, 4, 16, 4] uint8 of two nibbles, params [n / 16, k / 64, 5, 16] float16.
+    data [n / 16, k / 64, 2, 4, 16, 4] uint8 of two nibbles; params [n / 16, k / 64, 80] float16: scale [2, 16],
+    base + 8 * scale [2, 16], sum of the group's weights [16].
     """
 
     data: Tensor
@@ -123,9 +124,10 @@ def pack_four_bit(matrix: FourBit, arena: Arena) -> FourBitMatrix:
     """Lay 4-bit weights out in panels; n is a multiple of 16 and k of 64."""
     n, blocks = matrix.scale.shape
     data = matrix.values.view(-1, PANEL, blocks // 2, 2, 4, 4).permute(0, 2, 3, 4, 1, 5)
+    middle = (matrix.base.float() + 8 * matrix.scale.float()).half()
     sums = matrix.floats().view(n, blocks // 2, GROUP).sum(-1).half()
-    halves = [part.view(-1, PANEL, blocks // 2, 2).permute(0, 2, 3, 1) for part in (matrix.scale, matrix.base)]
-    params = torch.cat((*halves, sums.view(-1, PANEL, blocks // 2, 1).permute(0, 2, 3, 1)), 2)
+    halves = [part.view(-1, PANEL, blocks // 2, 2).permute(0, 2, 3, 1).flatten(2) for part in (matrix.scale, middle)]
+    params = torch.cat((*halves, sums.view(-1, PANEL, blocks // 2).transpose(1, 2)), 2)
     return FourBitMatrix(arena.keep(data), arena.keep(params))
 
 

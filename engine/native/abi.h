@@ -10,7 +10,7 @@ struct FlMatrix {
     const uint8_t* data;   // [n / 16][k / 4][16][4] bytes of weight + 128, or nibbles as four_bit.h has them
     const int16_t* sum;    // [n / 16][k / 64][16] sums over groups of 64 inputs
     const float* scale;    // [n]
-    const uint16_t* four;  // [n / 16][k / 64][5][16] half-precision parameters of 4-bit weights, instead of sum and scale
+    const uint16_t* four;  // [n / 16][k / 64][80] parameters of 4-bit weights as four_bit.h has them, or null; instead of sum and scale
     int32_t n, k;
 };
 

@@ -19,28 +19,15 @@ constexpr int BLOCK_ROWS = 6; // rows that share loads of keys and values
 
 inline size_t cache_tile_size(int d) { return size_t(2) * TILE * d; }  // in bf16 elements
 
-// sum += x.even * y.even + x.odd * y.odd per lane; both hold pairs of bf16.
-inline void dot2(f32x16& sum, i32x16 pairs, uint32_t pair) {
-#ifdef __AVX512BF16__
-    sum = reinterpret_cast<f32x16>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(sum), reinterpret_cast<__m512bh>(pairs),
-                                                    reinterpret_cast<__m512bh>(splat_i(static_cast<int32_t>(pair)))));
-#else
-    f32x16 even = reinterpret_cast<f32x16>(pairs << 16);
-    f32x16 odd = reinterpret_cast<f32x16>(pairs & static_cast<int32_t>(0xffff0000));
-    sum = fma16(even, splat(widen(static_cast<bf16>(pair))), sum);
-    sum = fma16(odd, splat(widen(static_cast<bf16>(pair >> 16))), sum);
-#endif
-}
-
 // Writes one token's key and value (d floats each) of one head into its cache tile.
 inline void store_token(bf16* tile, int lane, int d, const float* key, const float* value) {
     bf16* values = tile + size_t(TILE) * d + size_t(lane / 2) * d * 2 + lane % 2;
-    for (int i = 0; i < d; i += 2) {
-        bf16* at = tile + size_t(i / 2) * TILE * 2 + lane * 2;
-        at[0] = narrow(key[i]);
-        at[1] = narrow(key[i + 1]);
+    for (int i = 0; i < d; i += 16) {
+        bf16 narrowed[16];
+        store_bf16(narrowed, load16(key + i));
+        for (int j = 0; j < 16; j += 2) std::memcpy(tile + size_t(i + j) * TILE + lane * 2, narrowed + j, 4);
+        store_bf16_apart(values + i * 2, load16(value + i));
     }
-    for (int i = 0; i < d; i++) values[i * 2] = narrow(value[i]);
 }
 
 // One query head of one token, and its running softmax.
@@ -113,18 +100,8 @@ struct Attention {
             f32x16 p = exp2_16(s[t] - row.peak);
             p = s[t] == splat(-INFINITY) ? f32x16{} : p;
             row.weight += p;
-            narrow_pairs(p, pairs + t * TILE / 2);
+            store_bf16(reinterpret_cast<bf16*>(pairs + t * TILE / 2), p);
         }
-    }
-
-    static void narrow_pairs(f32x16 p, uint32_t* pairs) {
-#ifdef __AVX512F__
-        __m512i bits = _mm512_srli_epi32(reinterpret_cast<__m512i>(round_bf16(p)), 16);
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(pairs), _mm512_cvtepi32_epi16(bits));
-#else
-        u32x16 bits = round_bf16(p);
-        for (int i = 0; i < 8; i++) pairs[i] = bits[2 * i] >> 16 | (bits[2 * i + 1] & 0xffff0000u);
-#endif
     }
 
     // out += weights times values of `tiles`, 64 dimensions at a time.

@@ -33,12 +33,12 @@ private:
 // Quantised activations of up to `rows` rows of `k` inputs.
 struct RowBuffer {
     Buffer<int8_t> q;
-    Buffer<float> scale, centre, part;
-    Buffer<int32_t> offset;
+    Buffer<float> scale, centre, scaled;
+    Buffer<int32_t> sum;
     RowBuffer(int rows, int k)
-        : q(size_t(rows) * k), scale(size_t(rows) * k / GROUP), centre(size_t(rows) * k / GROUP), part(size_t(rows) * k / HALF),
-          offset(size_t(rows) * k / GROUP) {}
-    Rows as(int k) const { return {q.get(), scale.get(), centre.get(), offset.get(), part.get(), k}; }
+        : q(size_t(rows) * k), scale(size_t(rows) * k / GROUP), centre(size_t(rows) * k / GROUP), scaled(size_t(rows) * k / HALF),
+          sum(size_t(rows) * k / HALF) {}
+    Rows as(int k) const { return {q.get(), scale.get(), centre.get(), sum.get(), scaled.get(), k}; }
 };
 
 Weights weights(const FlMatrix& m) { return {m.data, m.sum, m.scale, m.four, m.n, m.k}; }
@@ -224,7 +224,7 @@ private:
                 rotate(heads + h * d, row.position);
             }
             bf16* query = query_.get() + size_t(r) * m_.heads * d;
-            for (int i = 0; i < m_.heads * d; i++) query[i] = narrow(heads[i] * scale);
+            for (int i = 0; i < m_.heads * d; i += 16) store_bf16(query + i, load16(heads + i) * scale);
             const float* keys = heads + m_.heads * d;
             for (int h = 0; h < m_.kv_heads; h++)
                 store_token(tile_of(layer, step, row.chunk, row.position / TILE, h), row.position % TILE, d, keys + h * d,

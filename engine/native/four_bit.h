@@ -1,9 +1,9 @@
-// Products with 4-bit weights as GGUF's Q4_1 and Q4_0 store them: w = d * v + m, v in 0..15, with d and m per channel and
-// half group of 32 inputs. Nothing is rounded on the way from the file.
+// Products with 4-bit weights as GGUF's Q4_1 and Q4_0 store them: w = d * (v - 8) + m, v in 0..15, with d and m per channel
+// and half group of 32 inputs. v and d are the file's own; m, small beside d, is rounded to half precision.
 //
 // Per panel and group: [2 halves][4][16 channels][4] bytes, whose low nibbles are inputs 0..15 of the half and whose high
-// nibbles are inputs 16..31; and parameters [d, d, m, m, sum][16] in half precision, sum being that of the group's weights.
-// Sum(w a) = scale * (d Sum(v q) + m Sum(q)) + centre * Sum(w), half by half.
+// nibbles are inputs 16..31; and parameters in half precision: d [2][16], m [2][16], and the sum of the group's weights [16].
+// Sum(w a) = scale * (d Sum((v - 8) q) + m Sum(q)) + centre * Sum(w), d and m half by half.
 #pragma once
 
 #include "matmul.h"
@@ -48,6 +48,34 @@ private:
 };
 #endif
 
+// sum[r][p] = Sum((v - 8) q) over half a group. `apart` bytes lie between panels, `k` between rows; sums[r * stride] is Sum(q).
+template <int R, int P>
+inline void four_half(const uint8_t* from, size_t apart, const int8_t* a, int k, const int32_t* sums, int stride, i32x16 (&sum)[R][P]) {
+    // Two chains of additions where there are few: one would wait for itself.
+    constexpr bool TWO = R * P <= 6;
+    i32x16 other[R][P] = {};
+    for (int r = 0; r < R; r++)
+        for (int p = 0; p < P; p++) sum[r][p] = splat_i(-8 * sums[r * stride]);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        int32_t low[R], high[R];
+        for (int r = 0; r < R; r++) {
+            low[r] = four_bytes(a + size_t(r) * k + i * 4);
+            high[r] = four_bytes(a + size_t(r) * k + HALF / 2 + i * 4);
+        }
+        for (int p = 0; p < P; p++) {
+            const Nibbles v(from + p * apart + i * 64);
+            for (int r = 0; r < R; r++) {
+                dot4_small(sum[r][p], v.low, low[r]);
+                dot4_small(TWO ? other[r][p] : sum[r][p], v.high, high[r]);
+            }
+        }
+    }
+    if (TWO)
+        for (int r = 0; r < R; r++)
+            for (int p = 0; p < P; p++) sum[r][p] += other[r][p];
+}
+
 // See tile(); here `ahead` covers the nibbles and `params_ahead` the parameters.
 template <int R, int P>
 inline void four_tile(const Weights& w, int first, const Rows& x, const uint8_t*& ahead, const uint8_t*& params_ahead, float share,
@@ -61,38 +89,26 @@ inline void four_tile(const Weights& w, int first, const Rows& x, const uint8_t*
     for (int g = 0; g < groups; g++, from += FOUR_BYTES, params += FOUR_PARAMS, a += GROUP) {
         for (int i = 0; i < lines; i++, ahead += 64) prefetch(ahead);
         for (int i = 0; i < (lines + 3) / 4; i++, params_ahead += 64) prefetch(params_ahead);
+        f32x16 scaled[R][P];
         for (int h = 0; h < 2; h++) {
-            // Two chains of additions where there are few: one would wait for itself.
-            i32x16 sum[R][P] = {}, other[R][P] = {};
-            constexpr bool TWO = R * P <= 6;
-#pragma GCC unroll 4
-            for (int i = 0; i < 4; i++) {
-                int32_t low[R], high[R];
-                for (int r = 0; r < R; r++) {
-                    low[r] = four_bytes(a + size_t(r) * x.k + h * HALF + i * 4);
-                    high[r] = four_bytes(a + size_t(r) * x.k + h * HALF + HALF / 2 + i * 4);
-                }
-                for (int p = 0; p < P; p++) {
-                    const Nibbles v(from + p * panel + (h * 4 + i) * 64);
-                    for (int r = 0; r < R; r++) {
-                        dot4_small(sum[r][p], v.low, low[r]);
-                        dot4_small(TWO ? other[r][p] : sum[r][p], v.high, high[r]);
-                    }
-                }
-            }
+            i32x16 sum[R][P];
+            four_half<R, P>(from + h * FOUR_BYTES / 2, panel, a + h * HALF, x.k, x.sum + g * 2 + h, groups * 2, sum);
             for (int p = 0; p < P; p++) {
                 const f32x16 d = load_half(params + p * panel_params + h * PANEL);
-                const f32x16 m = load_half(params + p * panel_params + (2 + h) * PANEL);
                 for (int r = 0; r < R; r++) {
-                    const i32x16 both = TWO ? sum[r][p] + other[r][p] : sum[r][p];
-                    out[r][p] = fma16(__builtin_convertvector(both, f32x16) * d, splat(x.scale[r * groups + g]), out[r][p]);
-                    out[r][p] = fma16(m, splat(x.part[(r * groups + g) * 2 + h]), out[r][p]);
+                    const f32x16 v = __builtin_convertvector(sum[r][p], f32x16);
+                    scaled[r][p] = h == 0 ? v * d : fma16(v, d, scaled[r][p]);
                 }
             }
         }
         for (int p = 0; p < P; p++) {
+            const f32x16 m[2] = {load_half(params + p * panel_params + 2 * PANEL), load_half(params + p * panel_params + 3 * PANEL)};
             const f32x16 all = load_half(params + p * panel_params + 4 * PANEL);
-            for (int r = 0; r < R; r++) out[r][p] = fma16(all, splat(x.centre[r * groups + g]), out[r][p]);
+            for (int r = 0; r < R; r++) {
+                out[r][p] = fma16(scaled[r][p], splat(x.scale[r * groups + g]), out[r][p]);
+                out[r][p] = fma16(all, splat(x.centre[r * groups + g]), out[r][p]);
+                for (int h = 0; h < 2; h++) out[r][p] = fma16(m[h], splat(x.scaled[(r * groups + g) * 2 + h]), out[r][p]);
+            }
         }
     }
 }

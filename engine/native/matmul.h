@@ -27,19 +27,22 @@ struct Weights {
     size_t panel_sums() const { return size_t(k) / GROUP * PANEL; }
 };
 
-// Quantised rows: q[row][k]; scale, centre and offset = -128 * Sum(q) [row][k / 64]; part = scale * Sum(q) over half a
-// group [row][k / 32].
+// Quantised rows: q[row][k]; scale and centre [row][k / 64]; the sums of q over each half of a group [row][k / 64][2], and
+// the same times the scale.
 struct Rows {
     int8_t* q;
     float* scale;
     float* centre;
-    int32_t* offset;
-    float* part;
+    int32_t* sum;
+    float* scaled;
     int k;
+
+    // What makes up for weights stored as w + 128.
+    int32_t offset(int at) const { return -128 * (sum[at * 2] + sum[at * 2 + 1]); }
 
     Rows from(int row) const {
         size_t groups = size_t(row) * (k / GROUP);
-        return {q + size_t(row) * k, scale + groups, centre + groups, offset + groups, part + groups * 2, k};
+        return {q + size_t(row) * k, scale + groups, centre + groups, sum + groups * 2, scaled + groups * 2, k};
     }
 };
 
@@ -96,12 +99,6 @@ inline void dot4_small(i32x16& sum, const Panel16& w, int32_t a) {
 #endif
 #endif
 
-inline int32_t sum_lanes(i32x16 v) {
-    int32_t sum = 0;
-    for (int j = 0; j < 16; j++) sum += v[j];
-    return sum;
-}
-
 // Quantises group `g` of a row: 64 floats.
 inline void quantise_group(const f32x16* v, const Rows& row, int g) {
     const float high = max_lanes(max16(max16(v[0], v[1]), max16(v[2], v[3])));
@@ -122,9 +119,10 @@ inline void quantise_group(const f32x16* v, const Rows& row, int g) {
     const int32_t first = sum_lanes(q[0] + q[1]), second = sum_lanes(q[2] + q[3]);
     row.scale[g] = step;
     row.centre[g] = middle;
-    row.offset[g] = -128 * (first + second);
-    row.part[g * 2] = step * static_cast<float>(first);
-    row.part[g * 2 + 1] = step * static_cast<float>(second);
+    row.sum[g * 2] = first;
+    row.sum[g * 2 + 1] = second;
+    row.scaled[g * 2] = step * static_cast<float>(first);
+    row.scaled[g * 2 + 1] = step * static_cast<float>(second);
 }
 
 inline void quantise_row(const float* x, const Rows& row) {
@@ -169,7 +167,7 @@ inline void tile(const Weights& w, int first, const Rows& x, const uint8_t*& ahe
     for (int g = 0; g < groups; g++) {
         i32x16 sum[R][P];
         for (int r = 0; r < R; r++)
-            for (int p = 0; p < P; p++) sum[r][p] = splat_i(NEEDS_OFFSET ? x.offset[r * groups + g] : 0);
+            for (int p = 0; p < P; p++) sum[r][p] = splat_i(NEEDS_OFFSET ? x.offset(r * groups + g) : 0);
         const uint8_t* from = base + size_t(g) * GROUP * PANEL;
         const int8_t* a = x.q + g * GROUP;
         for (int i = 0; i < lines; i++, ahead += 64) prefetch(ahead);

@@ -47,6 +47,16 @@ inline float sum_lanes(f32x16 v) {
     return lane[0];
 }
 
+inline int32_t sum_lanes(i32x16 v) {
+#ifdef __AVX512F__
+    return _mm512_reduce_add_epi32(reinterpret_cast<__m512i>(v));
+#else
+    int32_t sum = 0;
+    for (int i = 0; i < 16; i++) sum += v[i];
+    return sum;
+#endif
+}
+
 inline float max_lanes(f32x16 v) {
 #ifdef __AVX512F__
     return _mm512_reduce_max_ps(reinterpret_cast<__m512>(v));
@@ -72,6 +82,26 @@ inline u32x16 round_bf16(f32x16 v) {
     return bits + 0x7fff + ((bits >> 16) & 1);
 }
 
+// Sixteen floats to sixteen bf16, in order.
+inline void store_bf16(bf16* to, f32x16 v) {
+    u32x16 bits = round_bf16(v) >> 16;
+#ifdef __AVX512F__
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(reinterpret_cast<__m512i>(bits)));
+#else
+    for (int i = 0; i < 16; i++) to[i] = static_cast<bf16>(bits[i]);
+#endif
+}
+
+// Sixteen floats to every other bf16 from `to` on. Those between belong to somebody else and are not touched.
+inline void store_bf16_apart(bf16* to, f32x16 v) {
+    u32x16 bits = round_bf16(v) >> 16;
+#ifdef __AVX512BW__
+    _mm512_mask_storeu_epi16(to, 0x55555555, reinterpret_cast<__m512i>(bits));
+#else
+    for (int i = 0; i < 16; i++) to[i * 2] = static_cast<bf16>(bits[i]);
+#endif
+}
+
 inline bf16 narrow(float v) {
     uint32_t bits;
     std::memcpy(&bits, &v, 4);
@@ -92,6 +122,19 @@ inline f32x16 exp2_16(f32x16 x) {
 }
 
 inline float exp2_1(float x) { return exp2_16(splat(x))[0]; }
+
+// sum += x.even * y.even + x.odd * y.odd per lane; both hold pairs of bf16.
+inline void dot2(f32x16& sum, i32x16 pairs, uint32_t pair) {
+#ifdef __AVX512BF16__
+    sum = reinterpret_cast<f32x16>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(sum), reinterpret_cast<__m512bh>(pairs),
+                                                    reinterpret_cast<__m512bh>(splat_i(static_cast<int32_t>(pair)))));
+#else
+    f32x16 even = reinterpret_cast<f32x16>(pairs << 16);
+    f32x16 odd = reinterpret_cast<f32x16>(pairs & static_cast<int32_t>(0xffff0000));
+    sum = fma16(even, splat(widen(static_cast<bf16>(pair))), sum);
+    sum = fma16(odd, splat(widen(static_cast<bf16>(pair >> 16))), sum);
+#endif
+}
 
 constexpr float LOG2E = 1.44269504f;
 

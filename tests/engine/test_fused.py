@@ -233,9 +233,11 @@ def test_four_bit_weights_are_what_the_file_says(bundled_model: Path) -> None:
     assert source.four_bit("embed") is None
     packed = pack_four_bit(stored, Arena())
     assert packed.data[2, 1, 1, 3, 5, 2] == stored.values[2 * 16 + 5, 3, 3 * 4 + 2]
-    assert packed.params[2, 1, 1, 5] == stored.scale[2 * 16 + 5, 3]
-    assert packed.params[2, 1, 2, 5] == stored.base[2 * 16 + 5, 2]
-    assert packed.params[2, 1, 4, 5] == stored.floats()[2 * 16 + 5, 64:128].sum().half()
+    params = packed.params[2, 1]
+    assert params[16 + 5] == stored.scale[2 * 16 + 5, 3]
+    middle = stored.base[2 * 16 + 5, 2].float() + 8 * stored.scale[2 * 16 + 5, 2].float()
+    assert params[32 + 5] == middle.half()
+    assert params[64 + 5] == stored.floats()[2 * 16 + 5, 64:128].sum().half()
 
 
 def test_gate_and_up_take_turns() -> None:
