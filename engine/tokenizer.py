@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Backend
 
 from engine.errors import TemplateError, UnsupportedModel
+from engine.sentencepiece import backend_of, is_sentencepiece, piece_bytes
 from engine.template import ChatTemplate
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -20,6 +21,12 @@ _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
 _QWEN2 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_BEFORE = r"[^\r\n\p{L}\p{N}]?"
+_TEKKEN = (
+    rf"{_BEFORE}{_UPPER}*{_LOWER}+|{_BEFORE}{_UPPER}+{_LOWER}*|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 _SPLITS = {
     "llama-bpe": _LLAMA3,
@@ -27,9 +34,10 @@ _SPLITS = {
     "llama-v3": _LLAMA3,
     "qwen2": _QWEN2,
     "deepseek-r1-qwen": _QWEN2,
+    "tekken": _TEKKEN,
 }
 _END_NAMES = {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>"}
-_CONTROL, _USER_DEFINED = 3, 4
+_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,21 +137,31 @@ def byte_alphabet() -> dict[str, int]:
 
 
 def token_bytes(backend: Backend) -> list[bytes]:
-    """Bytes of every id of a byte-level vocabulary; special tokens have none."""
-    if not isinstance(backend.decoder, decoders.ByteLevel):
-        raise UnsupportedModel("Only byte-level BPE tokenizers are supported.")
-    alphabet = byte_alphabet()
+    """Bytes of every id; special tokens have none. Raises UnsupportedModel for other kinds of vocabulary."""
+    if isinstance(backend.decoder, decoders.ByteLevel):
+        spell = _byte_level(byte_alphabet())
+    elif is_sentencepiece(backend):
+        spell = piece_bytes
+    else:
+        raise UnsupportedModel("Only byte-level BPE and SentencePiece BPE tokenizers are supported.")
     added = backend.get_added_tokens_decoder()
     table = [b""] * (max(backend.get_vocab().values(), default=-1) + 1)
     for text, id in backend.get_vocab().items():
         if id in added:
             table[id] = b"" if added[id].special else added[id].content.encode()
         else:
-            try:
-                table[id] = bytes([alphabet[char] for char in text])
-            except KeyError:
-                table[id] = text.encode()
+            table[id] = spell(text)
     return table
+
+
+def _byte_level(alphabet: Mapping[str, int]) -> Callable[[str], bytes]:
+    def spell(text: str) -> bytes:
+        try:
+            return bytes([alphabet[char] for char in text])
+        except KeyError:
+            return text.encode()
+
+    return spell
 
 
 def load_tokenizer(metadata: Mapping[str, Any], path: Path) -> Tokenizer:
@@ -154,26 +172,42 @@ def load_tokenizer(metadata: Mapping[str, Any], path: Path) -> Tokenizer:
 
 
 def from_gguf(meta: Mapping[str, Any]) -> Tokenizer:
-    """Build a byte-level BPE from GGUF metadata."""
+    """Build a byte-level or a SentencePiece BPE from GGUF metadata."""
     kind = meta["tokenizer.ggml.model"]
-    if kind != "gpt2":
-        raise UnsupportedModel(f"GGUF tokenizer {kind!r} is not supported; byte-level BPE is.")
+    if kind not in ("gpt2", "llama"):
+        raise UnsupportedModel(f"GGUF tokenizer {kind!r} is not supported; byte-level and SentencePiece BPE are.")
     tokens: list[str] = meta["tokenizer.ggml.tokens"]
+    kinds = meta.get("tokenizer.ggml.token_type") or []
+    backend = _gguf_byte_level(meta, tokens) if kind == "gpt2" else _gguf_sentencepiece(meta, tokens, kinds)
+    for token, kind_id in zip(tokens, kinds, strict=False):
+        if kind_id in (_UNKNOWN, _CONTROL, _USER_DEFINED):
+            _add(backend, token, special=kind_id != _USER_DEFINED)
+    backend.post_processor = _surround(meta, tokens)
+    template = meta.get("tokenizer.chat_template")
+    return Tokenizer(backend, _gguf_special(meta, tokens, kinds), template)
+
+
+def _gguf_byte_level(meta: Mapping[str, Any], tokens: list[str]) -> Backend:
     pre = str(meta.get("tokenizer.ggml.pre", "default"))
     vocab = {token: id for id, token in enumerate(tokens)}
     merges = [tuple(merge.split(" ", 1)) for merge in meta["tokenizer.ggml.merges"]]
-    backend = Backend(models.BPE(vocab, merges, ignore_merges=_SPLITS.get(pre) is _LLAMA3))
+    backend = Backend(models.BPE(vocab, merges, ignore_merges=_SPLITS.get(pre) in (_LLAMA3, _TEKKEN)))
     if _SPLITS.get(pre) is _QWEN2:
         backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = _pre_tokenizer(pre)
     backend.decoder = decoders.ByteLevel()
-    kinds = meta.get("tokenizer.ggml.token_type") or []
-    for token, kind_id in zip(tokens, kinds, strict=False):
-        if kind_id in (_CONTROL, _USER_DEFINED):
-            _add(backend, token, special=kind_id == _CONTROL)
-    backend.post_processor = _surround(meta, tokens)
-    template = meta.get("tokenizer.chat_template")
-    return Tokenizer(backend, _gguf_special(meta, tokens, kinds), template)
+    return backend
+
+
+def _gguf_sentencepiece(meta: Mapping[str, Any], tokens: list[str], kinds: list[int]) -> Backend:
+    """Llama 2 and the first Mistrals; unigram vocabularies go by another name."""
+    if meta.get("tokenizer.ggml.precompiled_charsmap"):
+        raise UnsupportedModel("SentencePiece vocabularies that normalise texts are not supported.")
+    unknown = meta.get("tokenizer.ggml.unknown_token_id")
+    if unknown is None:
+        unknown = kinds.index(_UNKNOWN) if _UNKNOWN in kinds else 0
+    prefix = bool(meta.get("tokenizer.ggml.add_space_prefix", True))
+    return backend_of(tokens, meta["tokenizer.ggml.scores"], tokens[unknown], prefix=prefix)
 
 
 def from_folder(folder: Path) -> Tokenizer:
@@ -242,14 +276,20 @@ def _gguf_special(meta: Mapping[str, Any], tokens: list[str], kinds: list[int]) 
         eos_token=tokens[eos_id] if eos_id is not None else "",
         bos_id=bos_id,
         end_ids=frozenset(id for id in ends if id is not None),
-        add_bos=bool(meta.get("tokenizer.ggml.add_bos_token", False)),
+        add_bos=_adds(meta, "bos"),
     )
+
+
+def _adds(meta: Mapping[str, Any], kind: str) -> bool:
+    """Whether texts get the token; where the file does not say, SentencePiece's get a BOS, as in llama.cpp."""
+    default = kind == "bos" and meta["tokenizer.ggml.model"] == "llama"
+    return bool(meta.get(f"tokenizer.ggml.add_{kind}_token", default))
 
 
 def _surround(meta: Mapping[str, Any], tokens: list[str]) -> processors.TemplateProcessing | None:
     """The special tokens that the file wants before and after a text, where it wants any."""
     ids = {kind: meta.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("bos", "eos")}
-    used = {kind: id for kind, id in ids.items() if id is not None and meta.get(f"tokenizer.ggml.add_{kind}_token")}
+    used = {kind: id for kind, id in ids.items() if id is not None and _adds(meta, kind)}
     if not used:
         return None
     before, after = ([tokens[used[kind]]] if kind in used else [] for kind in ("bos", "eos"))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tokenizers import Regex
+from tokenizers.pre_tokenizers import Split
 from transformers import AutoTokenizer
 
-from engine.tokenizer import Tokenizer
+from engine.tokenizer import Tokenizer, byte_alphabet, from_gguf
 
 TEXTS = [
     "",
@@ -98,3 +101,15 @@ def test_null_content_and_lists_of_parts_are_legal(tokenizer: Tokenizer) -> None
 
 def test_every_end_token_of_the_family_ends_a_generation(tokenizer: Tokenizer) -> None:
     assert tokenizer.special.end_ids == {0, 2}
+
+
+def test_the_newer_mistrals_cut_words_where_case_changes() -> None:
+    """Their vocabulary is called tekken in GGUF files; digits stand alone, a slash stays with what it ends."""
+    alphabet = {char: id for id, char in enumerate(byte_alphabet())}
+    meta = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "tekken", "tokenizer.ggml.tokens": [*alphabet]}
+    tokenizer = json.loads(from_gguf(meta | {"tokenizer.ggml.merges": []}).to_json())
+    cut = tokenizer["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"]
+    split = Split(Regex(cut), "isolated")
+    pieces = [piece for piece, _ in split.pre_tokenize_str("HelloWorld isn't 42 JSONText ()/ été")]
+    assert pieces == ["Hello", "World", " isn", "'t", " ", "4", "2", " JSONText", " ()/", " été"]
+    assert tokenizer["model"]["ignore_merges"]
