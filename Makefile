@@ -6,10 +6,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: help up down test test-gpu check format bench soak audit lock clean
+.PHONY: help up down test test-gpu check format bench bench-engine soak audit lock clean
 
 help: ## List what can be made
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 $(VENV)/.base: requirements.lock deploy/install.sh
 	@PYTHON=$(PYTHON) deploy/install.sh base
@@ -47,6 +47,9 @@ audit: $(VENV)/.dev ## Known vulnerabilities in the pinned dependencies
 
 bench: $(VENV)/.dev ## Measure the bars against a running stack of its own (ARGS=--json)
 	$(BIN)/python bench/first_light.py $(ARGS)
+
+bench-engine: $(VENV)/.dev ## Measure the engine against vLLM and llama.cpp, 15 minutes (bench/rivals.sh installs them; ARGS=--quick)
+	$(BIN)/python bench/engine.py $(ARGS)
 
 soak: $(VENV)/.dev ## Long runs (ARGS='--scale 0.01' for a short one)
 	$(BIN)/python bench/soak.py $(ARGS)

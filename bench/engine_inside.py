@@ -2,9 +2,9 @@
 
     python bench/engine_inside.py [--steps 2000] [--rounds 9] [--json]
 
-Two step loops in one process with a runner that costs nothing, one that notes everything and one that notes nothing, take
-turns over the same decodes. The difference of their medians is the cost, put in relation to the fastest steps the engine
-has at that batch on two cores. Exit status 1 when it is 2 % or more.
+Two step loops in one process with a runner that costs nothing, one that notes everything and one that notes nothing,
+take turns over the same decodes. The difference of their medians is the cost, put in relation to the fastest steps the
+engine has at that batch on two cores. Exit status 1 when it is 2 % or more.
 """
 
 from __future__ import annotations

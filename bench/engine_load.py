@@ -1,7 +1,7 @@
 """A load generator that leaves the cores to the server: one thread, raw sockets, nothing parsed while tokens arrive.
 
-It stamps every read that brought text and looks for the token counts only in what the server said last. With the clients
-on the same two cores as the servers, a usual HTTP client would cost more than a fast engine's step.
+It stamps every read that brought text and looks for the token counts only in what the server said last. With the
+clients on the same two cores as the servers, a usual HTTP client would cost more than a fast engine's step.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-# Every word is one token with a space before it in SmolLM2's vocabulary, so a prompt's length is known; answers check it.
+# Every word is one token with a space before it in SmolLM2's vocabulary, so a prompt's length is known, and checked.
 WORDS = (
     "river stone lamp paper cloud engine garden window mirror bridge silver winter table music water green house light "
     "road school story letter animal morning family market doctor summer forest island kitchen picture question answer "
@@ -108,7 +108,7 @@ def words(seed: object, count: int) -> str:
 
 
 def drive(port: int, asks: Iterable[Ask], at_once: int, timeout_s: float = 300) -> list[Reply]:
-    """Send all of them, at most `at_once` at a time, the next as soon as one ends. Replies in the order they were sent."""
+    """Send all of them, at most `at_once` at a time, the next as soon as one ends. Replies in the order of sending."""
     waiting = [(ask, ask.encode(port)) for ask in reversed(list(asks))]
     replies: list[Reply] = []
     deadline = time.perf_counter() + timeout_s

@@ -1,8 +1,8 @@
 """What each weight format costs in quality, against the file dequantised to float32.
 
 Teacher-forced over the project's own documentation: perplexity, mean KL divergence (nats), how often the most likely
-token is the same, and the error of the logits relative to their spread. Beside them: weight bytes and tokens per second of a
-batch of eight, one step after another without HTTP.
+token is the same, and the error of the logits relative to their spread. Beside them: weight bytes and tokens per second
+of a batch of eight, one step after another without HTTP.
 
     python bench/engine_quality.py --model SmolLM2-135M-Instruct.Q4_1.gguf [--positions 4096] [--json]
 """

