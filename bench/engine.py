@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from bench.engine_alone import ALONE
 from bench.engine_calm import Calm, prioritise
 from bench.engine_cases import CASES, Case, Metrics
-from bench.engine_report import Findings, Sample, failed, report, show
+from bench.engine_report import Findings, Sample, failed, markdown, report, show
 from bench.engine_servers import Contender, Server, contenders
 
 DEFAULT = ["ours", "ours-int8", "ours-bf16", "vllm-all", "llama"]
@@ -135,6 +135,7 @@ def arguments() -> argparse.Namespace:
     add("--patience", type=float, default=120, metavar="S", help="wait so long in all for others to pause (120)")
     add("--priority", type=int, default=0, help="nice value of servers and client; only for short runs")
     add("--json", action="store_true", help="one JSON object, every sample in it")
+    add("--markdown", type=Path, metavar="FILE", help="also write the tables of docs/engine.md there")
     return parser.parse_args()
 
 
@@ -150,6 +151,8 @@ def main() -> None:
         run_all(found, options, Path(logs))
     found.seconds = time.monotonic() - began
     result = report(found)
+    if options.markdown:
+        options.markdown.write_text(markdown(found) + "\n", "utf-8")
     if options.json:
         print(json.dumps(result))
     else:

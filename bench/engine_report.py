@@ -11,6 +11,7 @@ from bench.engine_cases import Case, Metrics, Tokens, faster
 from bench.engine_servers import Contender, contenders
 
 RIVALS = ("vllm", "llama")
+UNITS = {"tok_s": "tok/s", "ttft_ms": "TTFT ms", "second_ttft_ms": "second TTFT ms"}
 
 
 @dataclass
@@ -70,7 +71,7 @@ def report(found: Findings) -> dict[str, Any]:
         for case in found.cases
         for name in case.servers or [each.name for each in found.entrants]
     ]
-    checks = found.checks + [check for case in found.cases for check in own_checks(found, case)]
+    checks = all_checks(found)
     return {
         "figures": figures,
         "ratios": [row for case in found.cases for row in ratios(found, case)],
@@ -79,6 +80,11 @@ def report(found: Findings) -> dict[str, Any]:
         "seconds": round(found.seconds),
         "samples": [asdict(sample) for sample in found.samples],
     }
+
+
+def all_checks(found: Findings) -> list[Check]:
+    """What was measured of ours alone, and the bars that cases set for ours."""
+    return found.checks + [check for case in found.cases for check in own_checks(found, case)]
 
 
 def own_checks(found: Findings, case: Case) -> list[Check]:
@@ -160,3 +166,58 @@ def _show_checks(rows: list[dict[str, Any]]) -> None:
         bar = f"bar {'≤' if row['at_most'] else '≥'} {row['bar']:g}" if row["bar"] is not None else ""
         what = f"{row['what']}, {row['server']} ({row['precision']})"
         print(f"{row['case']:13} {what:100} {row['value']:9.2f} {row['unit']:2} {bar:9} {row['verdict']}")
+
+
+def markdown(found: Findings) -> str:
+    """The tables of docs/engine.md: medians, then the ratios to the rivals, then what stands by itself."""
+    cases = [case for case in found.cases if not case.servers]
+    tables = [_medians(found, cases), _ratios(found, cases)] if cases else []
+    rows = [
+        [check.case, f"{check.what} ({check.precision})", f"{check.value:.2f} {check.unit}", _limit(check)]
+        for check in all_checks(found)
+    ]
+    return "\n\n".join([*tables, _table(["by itself", "what", "figure", "bar"], rows)])
+
+
+def _medians(found: Findings, cases: list[Case]) -> str:
+    names = [each.name for each in found.entrants]
+    rows = []
+    for case in cases:
+        figures = [found.medians(case, name).get(case.metric) for name in names]
+        rows.append([f"{case.name}, {UNITS[case.metric]}", *(f"{value:.0f}" if value else "–" for value in figures)])
+    return _table(["medians", *(f"{name}, {found.precision(name)}" for name in names)], rows)
+
+
+def _ratios(found: Findings, cases: list[Case]) -> str:
+    """A row for each case and rival, so that the bf16 ratio stands beside those of quantised weights."""
+    ours = [each.name for each in found.entrants if each.side == "ours"]
+    rows = []
+    for case in cases:
+        for side in RIVALS:
+            rival = found.times_better(case, ours[0], side)[1] if ours else side
+            against = f"{rival}, {found.precision(rival)}" if rival in contenders() else side
+            rows.append([case.name, against, *(_cell(found, case, name, side) for name in ours)])
+    return _table(["times better (bar)", "than", *(f"{name}, {found.precision(name)}" for name in ours)], rows)
+
+
+def _cell(found: Findings, case: Case, ours: str, side: str) -> str:
+    """A ratio with its bar; one that misses it is bold."""
+    ratio, _ = found.times_better(case, ours, side)
+    bar = case.bars.get((ours, side))
+    if ratio is None:
+        return "–"
+    if bar is None:
+        return f"{ratio:.2f}"
+    return f"{ratio:.2f} ({bar:.2f})" if ratio >= bar else f"**{ratio:.2f}** ({bar:.2f})"
+
+
+def _limit(check: Check) -> str:
+    if check.bar is None:
+        return ""
+    missed = ", **missed**" if check.verdict == "FAIL" else ""
+    return f"{'≤' if check.at_most else '≥'} {check.bar:g}{missed}"
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
