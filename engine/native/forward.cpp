@@ -255,14 +255,13 @@ private:
         else attend_in<128>(layer, step);
     }
 
-    // A task is a piece with all its KV heads, or with one where there are few pieces. Later pieces see more keys,
-    // so they go first.
+    // A task is a piece with all its KV heads, or with one where there are few pieces.
     template <int D>
     void attend_in(int layer, const FlStep& step) {
         const int pieces = static_cast<int>(pieces_.size());
         const int heads = pieces >= 4 * threads_.count() ? m_.kv_heads : 1, per_piece = m_.kv_heads / heads;
         threads_.loop(pieces * per_piece, [&](int i) {
-            const Piece& piece = pieces_[pieces - 1 - i / per_piece];
+            const Piece& piece = pieces_[i / per_piece];
             const int first = i % per_piece;
             for (int h = first; h < first + heads; h++) attend_piece<D>(layer, step, piece, h, h + 1 < first + heads);
         });
@@ -380,7 +379,7 @@ private:
         best.token = better ? token : best.token;
     }
 
-    static constexpr int ROWS = 96;          // rows of a product's task
+    static constexpr int ROWS = 64;          // rows of a product's task
     static constexpr int HEAD_PANELS = 32;
     static constexpr int MAX_HIDDEN = 8192;
     static constexpr int MAX_QUERIES = 64;

@@ -1,7 +1,9 @@
-// A pool for many short parallel loops. Tasks are claimed one by one, and a loop ends when its tasks
-// are done, not when all threads have arrived: a worker that the system has taken off its core holds
-// up nothing but a task it had already claimed. Barriers that wait for every thread collapse when
-// cores are shared.
+// A pool for many short parallel loops. Tasks are claimed one by one, and a loop ends when its tasks are done, not when
+// all threads have arrived: a worker that the system has taken off its core holds up nothing but a task it had already
+// claimed. Barriers that wait for every thread collapse when cores are shared.
+//
+// The caller claims from the front and workers from the back, so that from loop to loop the same thread tends to meet the
+// same rows, still in its cache.
 #pragma once
 
 #include <atomic>
@@ -68,7 +70,7 @@ public:
         done_.store(0, std::memory_order_relaxed);
         ticket_.store(pack(generation_, tasks), std::memory_order_release);
         signal_.raise();
-        run_claims();
+        run_claims(true);
         for (int spins = 0; done_.load(std::memory_order_acquire) < tasks; spins++) {
             if (spins < SPINS) _mm_pause();
             else sched_yield();  // whoever holds the last task may be waiting for this core
@@ -86,17 +88,19 @@ private:
     static constexpr int SPINS = 2000;
     static constexpr uint64_t FIELD = 0xfffff;
 
-    // generation:24 | tasks:20 | next:20. Whether a claim counts is decided by this word alone, so a
+    // generation:24 | end:20 | begin:20 of the tasks not claimed. Whether a claim counts is decided by this word alone, so a
     // late worker cannot take a task of a loop it has not seen begin.
     static uint64_t pack(uint64_t generation, uint64_t tasks) { return generation << 40 | tasks << 20; }
 
-    void run_claims() {
+    void run_claims(bool from_front) {
         for (;;) {
             uint64_t seen = ticket_.load(std::memory_order_acquire);
-            if ((seen & FIELD) >= (seen >> 20 & FIELD)) return;
-            if (!ticket_.compare_exchange_weak(seen, seen + 1, std::memory_order_acq_rel)) continue;
+            const uint64_t begin = seen & FIELD, end = seen >> 20 & FIELD;
+            if (begin >= end) return;
+            const uint64_t left = from_front ? seen + 1 : seen - (uint64_t(1) << 20);
+            if (!ticket_.compare_exchange_weak(seen, left, std::memory_order_acq_rel)) continue;
             const Job& job = jobs_[seen >> 40 & 1];
-            job.call(job.body, static_cast<int>(seen & FIELD));
+            job.call(job.body, static_cast<int>(from_front ? begin : end - 1));
             done_.fetch_add(1, std::memory_order_release);
         }
     }
@@ -104,7 +108,7 @@ private:
     void work() {
         uint32_t seen = signal_.now();
         while (!stopping_) {
-            run_claims();
+            run_claims(false);
             uint32_t now = signal_.now();
             for (int spins = 0; now == seen && spins < SPINS; spins++) {
                 _mm_pause();
