@@ -37,6 +37,7 @@ from tests.engine.fakes import HashRunner
 from tests.engine.served import NAME, Served, serve
 from tests.engine.test_families import SIZES, VOCAB, fused, llama, saved
 from tests.engine.test_numerics import Bench
+from tests.engine.test_sentencepiece import META
 
 TEXTS = ["The capital of France is Paris.", "Paris is the capital of France.", "def f(x): return x", "Ü" * 200]
 
@@ -336,6 +337,28 @@ def test_it_generates_all_the_same(embedder: Served) -> None:
     messages = [{"role": "user", "content": "What is the capital of France?"}]
     answer = embedder.api.chat.completions.create(model=NAME, messages=messages, temperature=0, max_tokens=20)  # type: ignore[arg-type]
     assert "Paris" in str(answer.choices[0].message.content)
+
+
+def test_a_folder_of_an_embedding_model_says_itself_what_it_is(tmp_path: Path) -> None:
+    """A decoder without a head, its pooling and its end token from its files, as sentence-transformers writes them."""
+    torch.manual_seed(0)
+    tokenizer = from_gguf(META | {"tokenizer.ggml.add_eos_token": True})
+    model = LlamaModel(LlamaConfig(**SIZES | {"vocab_size": tokenizer.vocab_size})).eval()
+    folder = tmp_path / "model"
+    model.save_pretrained(folder)
+    (folder / "tokenizer.json").write_text(tokenizer.to_json())
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_lasttoken": True}))
+    with serve(folder, tmp_path, "--dtype", "fp32", "--num-blocks", "64") as engine:
+        assert engine.facts["pooling"] == "last"
+        (item,) = embed(engine, "a text").data
+        with torch.inference_mode():
+            ids = tokenizer.encode_document("a text")
+            states = model(torch.tensor([ids])).last_hidden_state[0, -1]
+        assert (ids[0], ids[-1]) == (1, 2)
+        np.testing.assert_allclose(item.embedding, torch.nn.functional.normalize(states, dim=0), atol=1e-5)
+        with pytest.raises(openai.BadRequestError, match="no head that could write text: it makes embeddings"):
+            engine.api.completions.create(model=NAME, prompt="a", max_tokens=1)
 
 
 def test_without_pooling_the_endpoint_says_what_to_do(served: Served) -> None:
