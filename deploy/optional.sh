@@ -9,5 +9,11 @@ if [ -z "$browser" ]; then
     echo "NOT RUN: browser tests. They need chromium (Debian: apt-get install chromium)."
     missing=1
 fi
+compiler=""
+for name in ${CXX:-} g++ clang++ c++; do command -v "$name" >/dev/null 2>&1 && compiler=$name && break; done
+if [ -z "$compiler" ]; then
+    echo "NOT RUN: tests of the engine's fused path. They need a C++ compiler (Debian: apt-get install g++)."
+    missing=1
+fi
 [ "$missing" = 0 ] && echo "Every optional part is here."
 exit 0

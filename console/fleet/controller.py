@@ -29,6 +29,7 @@ from console.fleet.lease import Lease
 from console.fleet.models import Deployment, Replica
 from engine.adapters import embedded
 from engine.adapters.base import AdapterError, WorkerSpec
+from engine.config import usable_cores
 from engine.launchers.base import Launch, Launcher, WorkerView
 
 log = logging.getLogger(__name__)
@@ -177,7 +178,7 @@ class Controller:
 
     def _launch_of(self, replica: Replica, epoch: int, uds: Path) -> Launch:
         model = replica.deployment.model
-        threads = settings.ENV["THREADS"] or os.cpu_count() or 1
+        threads = settings.ENV["THREADS"] or usable_cores()
         spec = WorkerSpec(
             model_path=Path(model.path),
             model_revision=model.sha256,
@@ -191,7 +192,8 @@ class Controller:
         )
         for stale in uds.parent.glob(f"{replica.id.hex[:10]}-*.sock"):
             stale.unlink(missing_ok=True)
-        return Launch(str(replica.id), epoch, embedded.command(spec), embedded.environment(threads), ROOT)
+        env = embedded.environment(threads, settings.ENV["DATA_DIR"] / "native")
+        return Launch(str(replica.id), epoch, embedded.command(spec), env, ROOT)
 
     def _seen(self, replica: Replica, view: WorkerView | None) -> reconcile.Seen:
         if view is None:

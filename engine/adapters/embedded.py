@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from engine.adapters.base import AdapterError, WorkerSpec
 from engine.config import DTYPES, FAULT_PHASES
@@ -44,8 +45,11 @@ def command(spec: WorkerSpec) -> list[str]:
     return argv
 
 
-def environment(threads: int) -> dict[str, str]:
-    """A worker's whole environment: no secret of Fanlight, no proxy, nothing of the shell that started it."""
+def environment(threads: int, native_cache: Path) -> dict[str, str]:
+    """A worker's whole environment: no secret of Fanlight, no proxy, nothing of the shell that started it.
+
+    What it compiles at its first start is kept in `native_cache`.
+    """
     return {
         "PATH": "/usr/local/bin:/usr/bin:/bin",
         "LANG": "C.UTF-8",
@@ -53,6 +57,7 @@ def environment(threads: int) -> dict[str, str]:
         # One kernel is kept for every shape of a step; the default of 1024 of them grows to hundreds of megabytes.
         "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128",
         "HF_HUB_OFFLINE": "1",
+        "FANLIGHT_NATIVE_CACHE": str(native_cache),
         "PYTHONUNBUFFERED": "1",
     }
 

@@ -95,7 +95,10 @@ def find_compiler() -> list[str]:
 
 def cache_folder() -> Path:
     """Where built libraries are kept: FANLIGHT_NATIVE_CACHE, or the user's cache. Raises NativeUnavailable."""
-    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fanlight" / "native"
+    try:
+        default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fanlight" / "native"
+    except RuntimeError as error:
+        raise NativeUnavailable("there is no home folder to keep it in; set FANLIGHT_NATIVE_CACHE") from error
     folder = Path(os.environ.get("FANLIGHT_NATIVE_CACHE") or default)
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
