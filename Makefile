@@ -52,6 +52,7 @@ bench-engine: $(VENV)/.dev ## Measure the engine against vLLM and llama.cpp, 15 
 	$(BIN)/python bench/engine.py $(ARGS)
 
 soak: $(VENV)/.dev ## Long runs (ARGS='--scale 0.01' for a short one)
+	$(BIN)/python bench/engine_soak.py $(ARGS)
 	$(BIN)/python bench/soak.py $(ARGS)
 
 lock: $(VENV)/.dev ## Pin what is installed now into the lock files
