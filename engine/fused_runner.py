@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine.embeddings import Vector, gather
 from engine.grammar import NO_MASKS, Masks
-from engine.model.fused import RUN, FusedModel
+from engine.model.fused import FusedModel
 from engine.model.hostpool import HostPool
 from engine.native.library import DRAW
 from engine.native.library import Step as NativeStep
@@ -28,11 +28,15 @@ Ints = npt.NDArray[np.int32]
 
 @dataclass(slots=True)
 class Started:
-    """A step under way: who samples, which of them need their logits, and the arrays the library works on."""
+    """A step under way: who samples, which of them need their logits, and the arrays the library works on.
+
+    `masks` [samples] are addresses of what grammars allow, for those whose tokens the library draws.
+    """
 
     sampling: list[Sequence]
     picky: list[int]
     tokens: Ints
+    masks: Any
     logits: Tensor | None = None
     states: Vector | None = None
     keep: list[Any] = field(default_factory=list)
@@ -51,15 +55,18 @@ class FusedRunner:
 
     def forward(self, step: Step) -> Started:
         """Start a step; the library draws the tokens, but for sequences whose logits have to be changed or shown."""
+        # The library writes as many rows as it is given: it has room for so many.
+        assert step.num_tokens <= self.model.max_tokens, f"{step.num_tokens} tokens in a step"
         self.model.settle()
         if self.host is not None:
             self.host.copy_out(step.copies_out)
             self.host.copy_in(step.copies_in)
         sampling = [chunk.sequence for chunk in step.chunks if chunk.samples]
         picky = [row for row, sequence in enumerate(sampling) if needs_logits(sequence)]
-        started = Started(sampling, picky, np.empty(len(sampling), np.int32))
+        addresses = (c.c_void_p * max(len(sampling), 1))()
+        started = Started(sampling, picky, np.empty(len(sampling), np.int32), addresses)
         if picky:
-            started.logits = torch.empty(len(picky), -(-self.model.config.vocab_size // RUN) * RUN)
+            started.logits = torch.empty(len(picky), self.model.config.vocab_size)
         if any(chunk.sequence.pool for chunk in step.chunks):
             started.states = np.empty((step.num_tokens, self.model.config.hidden_size), np.float32)
         self.model.start(_native(step, started), started)
@@ -69,30 +76,19 @@ class FusedRunner:
     def sample(self, step: Step, computed: object, masks: Masks = NO_MASKS) -> dict[int, Sampled]:
         """See Runner."""
         assert isinstance(computed, Started)
+        for row, sequence in enumerate(computed.sampling):
+            # What is shown of the distribution is what it was before the mask, so the sampler applies that itself.
+            if sequence.id in masks and row not in computed.picky:
+                computed.masks[row] = masks[sequence.id].ctypes.data
+        self.model.release()
         self.model.wait()
         if computed.states is not None:
             gather(step.chunks, computed.states)
         sampled = {s.id: Sampled(token) for s, token in zip(computed.sampling, computed.tokens.tolist(), strict=True)}
         if computed.logits is not None:
-            sampled.update(
-                self._from_logits(computed.logits, [computed.sampling[row] for row in computed.picky], masks)
-            )
-        return sampled
-
-    def _from_logits(self, logits: Tensor, sequences: list[Sequence], masks: Masks) -> dict[int, Sampled]:
-        """Tokens of the picky: by the library where a grammar is all that is special, else by the sampler."""
-        guided = [at for at, sequence in enumerate(sequences) if sequence.id in masks and not changes_logits(sequence)]
-        sampled: dict[int, Sampled] = {}
-        if guided:
-            rows = logits if len(guided) == len(sequences) else logits[guided]
-            draws = np.array([_draw(sequences[at]) for at in guided], DRAW)
-            tokens = self.model.pick(rows, [masks[sequences[at].id] for at in guided], draws)
-            sampled.update((sequences[at].id, Sampled(token)) for at, token in zip(guided, tokens, strict=True))
-        rest = [at for at, sequence in enumerate(sequences) if sequence.id not in sampled]
-        if rest:
-            others = [sequences[at] for at in rest]
-            picked = self.sampler.sample(logits[rest, : self.model.config.vocab_size], others, masks)
-            sampled.update((s.id, token) for s, token in zip(others, picked, strict=True))
+            sequences = [computed.sampling[row] for row in computed.picky]
+            picked = self.sampler.sample(computed.logits, sequences, masks)
+            sampled.update((s.id, token) for s, token in zip(sequences, picked, strict=True))
         return sampled
 
     def parts(self) -> Mapping[str, float]:
@@ -101,12 +97,7 @@ class FusedRunner:
 
 
 def needs_logits(sequence: Sequence) -> bool:
-    """True where a draw from the distribution as it stands is not enough."""
-    return sequence.grammar is not None or changes_logits(sequence)
-
-
-def changes_logits(sequence: Sequence) -> bool:
-    """True where they are changed before the draw, or shown."""
+    """True where the distribution is changed before the draw, or shown."""
     params = sequence.params
     return (
         params.has_penalties
@@ -142,7 +133,9 @@ def _native(step: Step, started: Started) -> NativeStep:
             rows[row] = started.logits[index].data_ptr()
     started.keep += [arrays, rows]
     states = None if started.states is None else started.states.ctypes.data
-    return NativeStep(len(step.chunks), len(last), *(a.ctypes.data for a in arrays), c.addressof(rows), states)
+    addresses = (*(a.ctypes.data for a in arrays), c.addressof(rows), states, c.addressof(started.masks))
+    guided = any(sequence.grammar is not None for sequence in started.sampling)
+    return NativeStep(len(step.chunks), len(last), *addresses, 0 if guided else 1)
 
 
 def _draw(sequence: Sequence) -> tuple[float, float, float, float, int]:

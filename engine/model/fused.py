@@ -7,8 +7,6 @@ import mmap
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -24,8 +22,6 @@ PANEL = 16
 GROUP = 64
 TILE = 16
 HEAD_DIMS = (64, 128)
-RUN = 256
-"""Rows of logits have room for whole runs of this many tokens."""
 
 
 def unsupported(config: ModelConfig, block_size: int) -> str | None:
@@ -259,6 +255,7 @@ class FusedModel:
         self.config = config
         self.weights = weights
         self.cache = cache
+        self.max_tokens = max_tokens
         self.parts: dict[str, float] = {}
         self._under_way: tuple[Step, object] | None = None
         self._library = library
@@ -282,24 +279,19 @@ class FusedModel:
     def settle(self) -> None:
         """Wait for a step that nobody waited for, because something failed in between."""
         if self._under_way is not None:
+            self.release()
             self.wait()
+
+    def release(self) -> None:
+        """The masks of the step under way are filled; it chooses no token before that."""
+        assert self._under_way is not None
+        self._under_way[0].masked = 1
 
     def wait(self) -> None:
         """Block, without the GIL, until the step is computed; then `parts` has its milliseconds."""
         self._library.fl_wait(self._engine, self._ms)
         self._under_way = None
         self.parts = dict(zip(PARTS, self._ms, strict=True))
-
-    def pick(self, rows: Tensor, masks: list[npt.NDArray[np.int32]], draws: npt.NDArray[Any]) -> list[int]:
-        """A token per row of logits [count, whole runs of vocab], of those that its mask allows; without the GIL."""
-        count = len(rows)
-        step = rows.stride(0) * 4
-        addresses = (c.c_void_p * count)(*(rows.data_ptr() + at * step for at in range(count)))
-        bits = (c.c_void_p * count)(*(mask.ctypes.data for mask in masks))
-        tokens = np.empty(count, np.int32)
-        self._library.fl_pick(addresses, bits, draws.ctypes.data, count, self.config.vocab_size, tokens.ctypes.data)
-        picked: list[int] = tokens.tolist()
-        return picked
 
     def close(self) -> None:
         """End the library's threads."""

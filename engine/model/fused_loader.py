@@ -80,7 +80,7 @@ def verify(model: FusedModel, loaded: Loaded) -> float:
     distance = divergence(loaded.expected, whole[:, : loaded.expected.shape[1]])
     if not distance <= MAX_DIVERGENCE:
         raise Disagreement(f"its distribution is {distance:.3f} nats from the plain path's (at most {MAX_DIVERGENCE})")
-    for position in range(len(tokens) - 4, len(tokens)):
+    for position in range(max(0, len(tokens) - 4), len(tokens)):
         single = logits_of(model, tokens[position : position + 1], position)
         if not torch.equal(single[0], whole[position]):
             raise Disagreement("one token at a time it computes other logits than all at once")
@@ -95,8 +95,10 @@ def logits_of(model: FusedModel, tokens: list[int], start: int) -> Tensor:
     greedy = np.zeros(count, DRAW)
     arrays = [_ints(tokens), _ints([start]), _ints([count]), _ints([0]), blocks, _ints(range(count)), greedy]
     arrays.append(np.empty(count, np.int32))
+    masks = (c.c_void_p * count)()
     rows = (c.c_void_p * count)(*(logits[row].data_ptr() for row in range(count)))
-    model.start(Step(1, count, *(array.ctypes.data for array in arrays), c.addressof(rows), None), (arrays, rows))
+    addresses = (array.ctypes.data for array in arrays)
+    model.start(Step(1, count, *addresses, c.addressof(rows), None, c.addressof(masks), 1), (arrays, rows, masks))
     model.wait()
     return logits
 

@@ -54,6 +54,8 @@ struct FlStep {
     int32_t* token;          // [samples] out: the token drawn
     float* const* logits;    // [samples] out: [vocab] each, or null where only the token is wanted
     float* hidden;           // out: final-norm states [tokens][hidden], or null
+    const uint32_t* const* masks;  // [samples] tokens allowed, bit t % 32 of word t / 32, or null where all are
+    int32_t masked;          // 0 until the caller has filled the masks; tokens are chosen after that
 };
 
 enum FlPart { FL_LINEAR, FL_ATTENTION, FL_ROWS, FL_HEAD, FL_TOTAL, FL_PARTS };
@@ -64,9 +66,6 @@ FlEngine* fl_create(const FlModel* model);             // null where the system 
 void fl_destroy(FlEngine* engine);
 void fl_start(FlEngine* engine, const FlStep* step);  // returns at once; one step at a time
 void fl_wait(FlEngine* engine, double* ms);           // [FL_PARTS] milliseconds of the step
-// Draws tokens from rows that a step gave out, leaving out what a mask forbids; in the caller's thread.
-// A row is overwritten and has room for whole runs of 256; bit t % 32 of word t / 32 of a mask is 1 where t is allowed.
-void fl_pick(float* const* rows, const uint32_t* const* masks, const FlDraw* draw, int32_t count, int32_t vocab, int32_t* token);
 const char* fl_target(void);                          // instruction set compiled for
 
 }

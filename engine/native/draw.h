@@ -107,22 +107,4 @@ inline int draw(float* row, int vocab, float peak, const FlDraw& how) {
     return how.top_k > 0 || how.top_p < 1.0f ? draw_from_top(weighted, vocab, how) : weighted.pick(how.uniform);
 }
 
-// The same, of the tokens that the mask allows. A mask has whole words; its bits past the vocabulary do not count.
-inline int pick(float* row, const uint32_t* mask, int vocab, const FlDraw& how) {
-    static const i32x16 bit = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
-    constexpr int CHUNK = Weighted::CHUNK;
-    std::fill(row + vocab, row + (vocab + CHUNK - 1) / CHUNK * CHUNK, -INFINITY);
-    f32x16 peaks = splat(-INFINITY);
-    for (int i = 0; i < vocab; i += 16) {
-        const int32_t bits = (mask[i / 32] >> (i % 32)) & 0xffff;
-        f32x16 v = load16(row + i);
-        v = (splat_i(bits) & bit) != 0 ? v : splat(-INFINITY);
-        store16(row + i, v);
-        peaks = max16(peaks, v);
-    }
-    const float peak = max_lanes(peaks);
-    if (!(peak > -INFINITY)) return 0;  // nothing is left; it must only stay inside the vocabulary
-    return how.temperature > 0.0f ? draw(row, vocab, peak, how) : int(std::find(row, row + vocab, peak) - row);
-}
-
 }  // namespace fanlight

@@ -309,8 +309,19 @@ private:
             quantise_row(normed, in.from(s));
         }
         ms[FL_ROWS] += clock.lap();
-        if (step.samples) choose(step, in);
+        if (step.samples) {
+            await_masks(step);
+            choose(step, in);
+        }
         ms[FL_HEAD] += clock.lap();
+    }
+
+    // The caller fills masks while the layers run, so there is seldom anything to wait for.
+    static void await_masks(const FlStep& step) {
+        for (int spins = 0; !__atomic_load_n(&step.masked, __ATOMIC_ACQUIRE); spins++) {
+            if (spins < 2000) _mm_pause();
+            else sched_yield();
+        }
     }
 
     // Logits of the sampling rows. Each task keeps the best of its channels, so that of greedy rows none are stored.
@@ -323,7 +334,7 @@ private:
             const int first = task * HEAD_PANELS;
             std::vector<BestLanes> best(step.samples);
             multiply(w, first, std::min(all, first + HEAD_PANELS), in, step.samples,
-                     [&](int s, int p, f32x16 v) { keep_best(s, p * PANEL, v, best[s]); });
+                     [&](int s, int p, f32x16 v) { keep_best(step, s, p * PANEL, v, best[s]); });
             for (int s = 0; s < step.samples; s++) best_[size_t(task) * step.samples + s] = best[s].winner();
         });
         threads_.loop(step.samples, [&](int s) {
@@ -365,9 +376,14 @@ private:
         }
     };
 
-    void keep_best(int s, int channel, f32x16 v, BestLanes& best) const {
+    void keep_best(const FlStep& step, int s, int channel, f32x16 v, BestLanes& best) const {
         static const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        static const i32x16 bit = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
         const i32x16 token = lane + channel;
+        if (const uint32_t* mask = step.masks[s]) {
+            const int32_t allowed = mask[channel / 32] >> (channel % 32) & 0xffff;
+            v = (splat_i(allowed) & bit) != 0 ? v : splat(-INFINITY);
+        }
         if (float* to = logits_[s]) {
             const int room = m_.vocab - channel;
             if (room >= 16) store16(to + channel, v);
@@ -458,10 +474,6 @@ void fl_start(FlEngine* engine, const FlStep* step) { engine->start(step); }
 void fl_wait(FlEngine* engine, double* ms) {
     engine->wait();
     std::copy(engine->engine.ms, engine->engine.ms + FL_PARTS, ms);
-}
-
-void fl_pick(float* const* rows, const uint32_t* const* masks, const FlDraw* draw, int32_t count, int32_t vocab, int32_t* token) {
-    for (int i = 0; i < count; i++) token[i] = fanlight::pick(rows[i], masks[i], vocab, draw[i]);
 }
 
 const char* fl_target(void) {

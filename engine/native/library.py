@@ -62,8 +62,21 @@ class Step(c.Structure):
         ("samples", c.c_int32),
         *(
             (name, Pointer)
-            for name in ("tokens", "start", "count", "table", "blocks", "last", "draw", "token", "logits", "hidden")
+            for name in (
+                "tokens",
+                "start",
+                "count",
+                "table",
+                "blocks",
+                "last",
+                "draw",
+                "token",
+                "logits",
+                "hidden",
+                "masks",
+            )
         ),
+        ("masked", c.c_int32),
     ]
 
 
@@ -78,8 +91,6 @@ def open_library(path: Path) -> c.CDLL:
     library.fl_start.argtypes = [Pointer, c.POINTER(Step)]
     library.fl_wait.restype = None
     library.fl_wait.argtypes = [Pointer, c.POINTER(c.c_double)]
-    library.fl_pick.restype = None
-    library.fl_pick.argtypes = [Pointer, Pointer, Pointer, c.c_int32, c.c_int32, Pointer]
     library.fl_target.restype = c.c_char_p
     library.fl_target.argtypes = []
     return library

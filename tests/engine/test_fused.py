@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -141,6 +142,57 @@ def test_the_library_draws_what_the_sampler_draws(runner: FusedRunner, params: d
     same = sum(_output(a) == _output(b) for a, b in zip(ours, theirs, strict=True))
     # Sums are rounded differently, so a draw on the very edge of a token may fall to its neighbour.
     assert same >= 23
+
+
+class _Anything:
+    """A grammar whose masks the test makes up."""
+
+    ready, error, ended = True, None, False
+
+    def accept(self, token_id: int) -> None:
+        """Nothing to advance."""
+
+
+def _masked_tokens(runner: FusedRunner, share: float, **params: object) -> list[int]:
+    """First tokens of 24 sequences, each under a random mask that allows that share of the vocabulary."""
+    scheduler = Scheduler(BlockPool(600, 16), SchedulerLimits())
+    sequences = [_sequence(i, _prompt(i, 9), max_tokens=1, seed=i, **params) for i in range(24)]
+    for sequence in sequences:
+        sequence.grammar = _Anything()  # type: ignore[assignment]
+        scheduler.add(sequence)
+    vocab, generator = runner.model.config.vocab_size, np.random.default_rng(5)
+    allowed = generator.random((24, vocab)) < share
+    allowed[:, 77] = True
+    masks = {i: np.packbits(allowed[i], bitorder="little").view(np.int32) for i in range(24)}
+    while scheduler.has_work:
+        step = scheduler.schedule()
+        scheduler.complete(step, runner.sample(step, runner.forward(step), masks))
+    tokens = [sequence.tokens[-1] for sequence in sequences]
+    assert all(allowed[at, token] for at, token in enumerate(tokens))
+    return tokens
+
+
+@needs_native
+@pytest.mark.parametrize("share", [0.5, 0.001, 0.0])
+@pytest.mark.parametrize("params", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 50, "top_p": 0.5}])
+def test_the_library_obeys_masks_as_the_sampler_does(
+    runner: FusedRunner, share: float, params: dict[str, float]
+) -> None:
+    ours = _masked_tokens(runner, share, **params)
+    theirs = _masked_tokens(runner, share, top_logprobs=0, **params)
+    assert sum(a == b for a, b in zip(ours, theirs, strict=True)) >= 23
+
+
+@needs_native
+def test_a_step_whose_masks_never_came_holds_up_no_other(runner: FusedRunner) -> None:
+    scheduler = Scheduler(BlockPool(600, 16), SchedulerLimits())
+    abandoned = _sequence(0, _prompt(1, 20))
+    abandoned.grammar = _Anything()  # type: ignore[assignment]
+    scheduler.add(abandoned)
+    runner.forward(scheduler.schedule())
+    after = _sequence(1, _prompt(1, 20))
+    _play(runner, [after])
+    assert len(_output(after)) == 24
 
 
 @needs_native
