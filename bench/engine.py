@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from bench.engine_alone import ALONE
 from bench.engine_calm import Calm, prioritise
 from bench.engine_cases import CASES, Case, Metrics
+from bench.engine_load import LoadError
 from bench.engine_report import Findings, Sample, failed, markdown, report, show
 from bench.engine_servers import Contender, Server, contenders
 
@@ -73,16 +74,19 @@ def note(text: str) -> None:
 
 def run_case(fleet: Fleet, calm: Calm, case: Case, rounds: int) -> Iterator[Sample]:
     """Interleaved: every round measures each contender once, after one run that warms kernels and is not counted."""
-    field = [contenders()[name] for name in case.servers] or fleet.found.entrants
+    field = [contenders()[name] for name in case.servers] or list(fleet.found.entrants)
     for number in range(-1, rounds):
-        for contender in field:
-            nonce = (time.time_ns(), case.name, number)
-            with fleet.awake(contender, case.at_once) as server:
-                if number < 0:
-                    case.load(server.port, nonce, warm_up=True)
-                    continue
-                load = partial(put, case, server.port)
-                metrics, others = calm.measured(load, server)
+        for contender in list(field):
+            try:
+                with fleet.awake(contender, case.at_once) as server:
+                    if number < 0:
+                        case.load(server.port, time.time_ns(), warm_up=True)
+                        continue
+                    metrics, others = calm.measured(partial(put, case, server.port), server)
+            except (LoadError, OSError, RuntimeError) as error:  # the others go on; without any sample it is NOT RUN
+                note(f"{case.name} {contender.name} FAILED and is left out: {error}")
+                field.remove(contender)
+                continue
             yield Sample(case.name, contender.name, metrics, round(others, 3), os.getloadavg()[0])
     fleet.close(case.at_once)
 
@@ -148,7 +152,11 @@ def main() -> None:
     if options.priority:
         prioritise(os.getpid(), options.priority)
     with tempfile.TemporaryDirectory(prefix="fl-bench-") as logs:
-        run_all(found, options, Path(logs))
+        try:
+            run_all(found, options, Path(logs))
+        except (KeyboardInterrupt, SystemExit):
+            note("ended early; this is what was measured so far")
+            found.complete = False
     found.seconds = time.monotonic() - began
     result = report(found)
     if options.markdown:
@@ -157,7 +165,7 @@ def main() -> None:
         print(json.dumps(result))
     else:
         show(result, cases)
-    sys.exit(failed(result))
+    sys.exit(failed(result) or not found.complete)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
 from bench.clients import quantile
-from bench.engine_load import Ask, Reply, drive, words
+from bench.engine_load import Ask, LoadError, Reply, drive, words
 
 Metrics = dict[str, float]
 
@@ -57,7 +57,7 @@ class Tokens(Case):
         replies = drive(port, asks, self.at_once)
         wrong = {reply.counts["prompt_tokens"] for reply in replies} - {self.prompt}
         if wrong:
-            raise SystemExit(f"{self.name}: prompts of {wrong} tokens instead of {self.prompt}")
+            raise LoadError(f"{self.name}: prompts of {wrong} tokens instead of {self.prompt}")
         return summary(replies)
 
 

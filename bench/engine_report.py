@@ -36,6 +36,7 @@ class Findings:
     precisions: dict[str, str] = field(default_factory=dict)
     starts: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
+    complete: bool = True
 
     def precision(self, name: str) -> str:
         return self.precisions.get(name, contenders()[name].precision)
@@ -78,6 +79,7 @@ def report(found: Findings) -> dict[str, Any]:
         "checks": [asdict(check) | {"verdict": check.verdict} for check in checks],
         "starts_s": {name: round(seconds, 1) for name, seconds in found.starts.items()},
         "seconds": round(found.seconds),
+        "complete": found.complete,
         "samples": [asdict(sample) for sample in found.samples],
     }
 
