@@ -70,7 +70,7 @@ def test_continuous_usage_counts_tokens_whose_text_is_held_back(served: Served) 
     options = {"include_usage": True, "continuous_usage_stats": True}
     chunks = list(chat(served, stream=True, stream_options=options, extra_body={"stop": ["Paris!"]}))
     counts = [chunk.usage.completion_tokens for chunk in chunks]
-    # Tokens that are ready together may share a chunk, so a count can be skipped, but none goes back or is missing at the end.
+    # Tokens that are ready together may share a chunk: a count can be skipped, but none goes back.
     assert counts == sorted(counts)
     assert counts[-1] == chat(served, extra_body={"stop": ["Paris!"]}).usage.completion_tokens
     assert any(not chunk.choices[0].delta.content and chunk.choices[0].finish_reason is None for chunk in chunks[1:-1])
