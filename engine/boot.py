@@ -80,9 +80,9 @@ def build(config: EngineConfig, progress: Callable[[float], None] = lambda done:
     tokenizer = load_tokenizer(source.metadata, config.model)
     path = choose_path(config, source, tokenizer, progress)
     runner = path.runner
-    _warm_up(runner, config)
-    _tidy_memory()
     window = config.resolved_window(source.config.max_position)
+    _warm_up(runner, config, window)
+    _tidy_memory()
     host = HostCache(runner.host.num_slots if runner.host else 0)
     scheduler = Scheduler(BlockPool(runner.cache.num_blocks, config.block_size), _limits(config), host)
     seconds = time.monotonic() - began
@@ -105,13 +105,13 @@ def _tidy_memory() -> None:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
-def _warm_up(runner: TorchRunner | FusedRunner, config: EngineConfig) -> None:
-    """Run a prompt and a few tokens, so that kernels are chosen before the first request."""
-    size = min(config.block_size * runner.cache.num_blocks, 64)
+def _warm_up(runner: TorchRunner | FusedRunner, config: EngineConfig, window: int) -> None:
+    """Run a prompt and a few tokens within the limits, so that kernels are chosen before the first request."""
     pool = BlockPool(runner.cache.num_blocks, config.block_size)
-    scheduler = Scheduler(pool, SchedulerLimits(prefix_cache=False))
-    params = SamplingParams(max_tokens=2, temperature=1.0)
-    scheduler.add(Sequence(0, [0] * max(size - 2, 1), params))
+    scheduler = Scheduler(pool, _limits(config))
+    tokens = min(2, window)
+    params = SamplingParams(max_tokens=tokens, temperature=1.0)
+    scheduler.add(Sequence(0, [0] * max(min(window, 64) - tokens, 1), params))
     while scheduler.has_work:
         step = scheduler.schedule()
         scheduler.complete(step, runner.sample(step, runner.forward(step)))

@@ -87,13 +87,14 @@ def choose_device(name: str) -> torch.device:
 
 def _fused(config: EngineConfig, source: Source, tokenizer: Tokenizer, progress: Callable[[float], None]) -> Path:
     shape = source.config
-    reason = unsupported(shape, config.block_size)
+    reason = unsupported(shape, config.block_size, config.max_num_batched_tokens)
     if reason is not None:
         raise NativeUnavailable(f"this model does not fit it ({reason})")
     found = find_library()
     library = _open(found.path)
     cache = FusedCache(shape, config.resolved_blocks(shape.max_position), config.block_size)
-    room = min(config.max_num_batched_tokens, cache.num_blocks * cache.block_size, shape.max_position)
+    window = config.resolved_window(shape.max_position)
+    room = min(config.max_num_batched_tokens, window)
     four_bit = config.dtype != "int8" and source.four_bit("down", 0) is not None
     if config.dtype == "q4" and not four_bit:
         raise ConfigError("dtype q4 takes 4-bit weights as they are; this model's are not stored as Q4_0 or Q4_1.")
@@ -103,7 +104,7 @@ def _fused(config: EngineConfig, source: Source, tokenizer: Tokenizer, progress:
         shape,
         loaded.weights,
         cache,
-        max_len=config.resolved_window(shape.max_position),
+        max_len=window,
         max_tokens=config.max_num_batched_tokens,
         threads=config.resolved_threads(),
     )

@@ -22,10 +22,12 @@ PANEL = 16
 GROUP = 64
 TILE = 16
 HEAD_DIMS = (64, 128)
+MAX_TOKENS = 32_768
+"""Of a step: threads.h counts the tasks of a product in 20 bits."""
 
 
-def unsupported(config: ModelConfig, block_size: int) -> str | None:
-    """Why the fused path cannot run a model of this shape, or None."""
+def unsupported(config: ModelConfig, block_size: int, max_tokens: int) -> str | None:
+    """Why the fused path cannot run a model of this shape in steps of so many tokens, or None."""
     if config.head_dim not in HEAD_DIMS:
         return f"head_dim is {config.head_dim}; it takes 64 or 128"
     if config.hidden_size % 64 or config.intermediate_size % 64:
@@ -34,6 +36,8 @@ def unsupported(config: ModelConfig, block_size: int) -> str | None:
         return "hidden size above 8,192 or more than 48 query heads per KV head"
     if block_size % TILE:
         return f"block_size is {block_size}; it takes multiples of {TILE}"
+    if max_tokens > MAX_TOKENS:
+        return f"max_num_batched_tokens is {max_tokens}; it takes up to {MAX_TOKENS}"
     return None
 
 
@@ -294,7 +298,8 @@ class FusedModel:
         self.parts = dict(zip(PARTS, self._ms, strict=True))
 
     def close(self) -> None:
-        """End the library's threads."""
+        """End the library's threads, which may not wait for masks any more."""
+        self.settle()
         if self._engine is not None:
             self._library.fl_destroy(self._engine)
             self._engine = None
@@ -311,7 +316,6 @@ class FusedModel:
             config.vocab_size,
             self.cache.num_blocks,
             self.cache.block_size,
-            max_tokens,
             max_tokens,
             threads,
             config.rms_eps,

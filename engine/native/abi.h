@@ -10,7 +10,7 @@ struct FlMatrix {
     const uint8_t* data;   // [n / 16][k / 4][16][4] bytes of weight + 128, or nibbles as four_bit.h has them
     const int16_t* sum;    // [n / 16][k / 64][16] sums over groups of 64 inputs
     const float* scale;    // [n]
-    const uint16_t* four;  // [n / 16][k / 64][80] parameters of 4-bit weights as four_bit.h has them, or null; instead of sum and scale
+    const uint16_t* four;  // [n / 16][k / 64][80] 4-bit weights: their parameters, in place of sum and scale; or null
     int32_t n, k;
 };
 
@@ -24,7 +24,7 @@ struct FlLayer {
 
 struct FlModel {
     int32_t hidden, intermediate, layers, heads, kv_heads, head_dim, vocab;
-    int32_t num_blocks, block_size, max_tokens, max_samples, threads;
+    int32_t num_blocks, block_size, max_tokens, threads;
     float rms_eps;
     const uint16_t* embedding;  // [vocab][hidden] bf16
     const float* norm;          // [hidden]

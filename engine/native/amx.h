@@ -66,7 +66,10 @@ inline void amx_panels(const Weights& w, int first, int end, const Rows& x, int 
             asm volatile("" ::: "memory");
             for (int p = 0; p < 2; p++) {
                 const f32x16 all = load_sums(w.sum + (first + p) * w.panel_sums() + g * PANEL);
-                for (int r = 0; r < count; r++) add_group(out[r][p], sum_at(sum[p][r]) + part.offset(r * groups + g), all, part, r * groups + g);
+                for (int r = 0; r < count; r++) {
+                    const int at = r * groups + g;
+                    add_group(out[r][p], sum_at(sum[p][r]) + part.offset(at), all, part, at);
+                }
             }
         }
         for (int r = 0; r < count; r++)

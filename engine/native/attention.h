@@ -152,7 +152,8 @@ struct Attention {
     // is attended next, to be fetched meanwhile (null tiles are not). `zeros` stands in for tiles past the last one:
     // their keys are masked anyway.
     template <class TileAt>
-    static void run(QueryRow* rows, int count, int last_key, const TileAt& tile_at, const bf16* zeros, const Span& then) {
+    static void run(QueryRow* rows, int count, int last_key, const TileAt& tile_at, const bf16* zeros,
+                    const Span& then) {
         for (int r = 0; r < count; r++) {
             rows[r].peak = -INFINITY;
             rows[r].weight = f32x16{};
@@ -161,10 +162,11 @@ struct Attention {
         const int tiles_used = last_key / TILE + 1;
         for (int first = 0; first < tiles_used; first += SPAN) {
             const bf16* tiles[SPAN];
+            const int after = first + SPAN;
             Span next = then;
             for (int t = 0; t < SPAN; t++) tiles[t] = first + t < tiles_used ? tile_at(first + t) : zeros;
-            if (first + SPAN < tiles_used)
-                for (int t = 0; t < SPAN; t++) next.tile[t] = first + SPAN + t < tiles_used ? tile_at(first + SPAN + t) : nullptr;
+            if (after < tiles_used)
+                for (int t = 0; t < SPAN; t++) next.tile[t] = after + t < tiles_used ? tile_at(after + t) : nullptr;
             Ahead ahead(next, cache_tile_size(D) * 2 / 64);
             step_rows(rows, count, tiles, first * TILE, ahead);
         }

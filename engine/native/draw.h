@@ -21,7 +21,8 @@ public:
     static constexpr int CHUNK = 256;
 
     // `row` has room for whole chunks; what lies past the vocabulary weighs nothing.
-    Weighted(float* row, int vocab, float peak, const FlDraw& how) : row_(row), chunks_((vocab + CHUNK - 1) / CHUNK), sums_(chunks_) {
+    Weighted(float* row, int vocab, float peak, const FlDraw& how)
+        : row_(row), chunks_((vocab + CHUNK - 1) / CHUNK), sums_(chunks_) {
         const float scale = LOG2E / std::max(how.temperature, 1e-4f);
         std::fill(row + vocab, row + chunks_ * CHUNK, -INFINITY);
         for (int c = 0; c < chunks_; c++) {

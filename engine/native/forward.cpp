@@ -36,8 +36,8 @@ struct RowBuffer {
     Buffer<float> scale, centre, scaled;
     Buffer<int32_t> sum;
     RowBuffer(int rows, int k)
-        : q(size_t(rows) * k), scale(size_t(rows) * k / GROUP), centre(size_t(rows) * k / GROUP), scaled(size_t(rows) * k / HALF),
-          sum(size_t(rows) * k / HALF) {}
+        : q(size_t(rows) * k), scale(size_t(rows) * k / GROUP), centre(size_t(rows) * k / GROUP),
+          scaled(size_t(rows) * k / HALF), sum(size_t(rows) * k / HALF) {}
     Rows as(int k) const { return {q.get(), scale.get(), centre.get(), sum.get(), scaled.get(), k}; }
 };
 
@@ -126,9 +126,10 @@ private:
         const int most = std::max(1, 48 / group_);
         int at = 0;
         for (int c = 0; c < step.chunks; c++) {
-            for (int i = 0; i < step.count[c]; i++) rows_.push_back({step.tokens[at + i], step.start[c] + i, c});
-            for (int i = 0; i < step.count[c]; i += most) pieces_.push_back({at + i, std::min(most, step.count[c] - i)});
-            at += step.count[c];
+            const int rows = step.count[c];
+            for (int i = 0; i < rows; i++) rows_.push_back({step.tokens[at + i], step.start[c] + i, c});
+            for (int i = 0; i < rows; i += most) pieces_.push_back({at + i, std::min(most, rows - i)});
+            at += rows;
         }
     }
 
@@ -170,7 +171,8 @@ private:
         });
     }
 
-    // With few rows weights are streamed: two long runs of panels a thread. With many, small tasks share the work evenly.
+    // With few rows weights are streamed: two long runs of panels a thread. With many, small tasks share the work
+    // evenly.
     int task_panels(int all) const {
         if (count() > 16) return 4;
         const int runs = 2 * threads_.count();
@@ -206,7 +208,9 @@ private:
             f32x16 gated[ROWS][4];
             for (int i = 0; i < 4; i++) {
                 const int at = group * 8 + i * 2;
-                multiply_pair(w, at, group * 8 + 8, in.from(row), rows, [&](int r, int p, f32x16 v) { gated[r][i] = p == at ? silu16(v) : gated[r][i] * v; });
+                multiply_pair(w, at, group * 8 + 8, in.from(row), rows, [&](int r, int p, f32x16 v) {
+                    gated[r][i] = p == at ? silu16(v) : gated[r][i] * v;
+                });
             }
             for (int r = 0; r < rows; r++) quantise_group(gated[r], out.from(row + r), group);
         });
@@ -226,9 +230,11 @@ private:
             bf16* query = query_.get() + size_t(r) * m_.heads * d;
             for (int i = 0; i < m_.heads * d; i += 16) store_bf16(query + i, load16(heads + i) * scale);
             const float* keys = heads + m_.heads * d;
-            for (int h = 0; h < m_.kv_heads; h++)
-                store_token(tile_of(layer, step, row.chunk, row.position / TILE, h), row.position % TILE, d, keys + h * d,
-                            keys + (m_.kv_heads + h) * d);
+            const float* values = keys + m_.kv_heads * d;
+            for (int h = 0; h < m_.kv_heads; h++) {
+                bf16* tile = tile_of(layer, step, row.chunk, row.position / TILE, h);
+                store_token(tile, row.position % TILE, d, keys + h * d, values + h * d);
+            }
         });
     }
 
@@ -245,8 +251,8 @@ private:
 
     bf16* tile_of(int layer, const FlStep& step, int chunk, int tile, int kv_head) const {
         const int per_block = m_.block_size / TILE;
-        const size_t block = step.blocks[step.table[chunk] + tile / per_block];
-        const size_t at = ((size_t(layer) * m_.num_blocks + block) * per_block + tile % per_block) * m_.kv_heads + kv_head;
+        const size_t block = size_t(layer) * m_.num_blocks + step.blocks[step.table[chunk] + tile / per_block];
+        const size_t at = (block * per_block + tile % per_block) * m_.kv_heads + kv_head;
         return m_.cache + at * cache_tile_size(m_.head_dim);
     }
 
@@ -282,12 +288,14 @@ private:
         }
         const int last = rows[queries - 1].position;
         Span then;
-        for (int t = 0; more && t < SPAN && t <= last / TILE; t++) then.tile[t] = tile_of(layer, step, chunk, t, kv_head + 1);
+        for (int t = 0; more && t < SPAN && t <= last / TILE; t++)
+            then.tile[t] = tile_of(layer, step, chunk, t, kv_head + 1);
         auto tile_at = [&](int tile) { return tile_of(layer, step, chunk, tile, kv_head); };
         Attention<D>::run(rows, queries, last, tile_at, zeros_.get(), then);
         for (int q = 0; q < queries; q++) {
             const Rows to = out.from(piece.first + q / group_);
-            for (int g = 0; g < D / GROUP; g++) quantise_head(rows[q].out + g * GROUP, to, (head + q % group_) * (D / GROUP) + g);
+            const int first = (head + q % group_) * (D / GROUP);
+            for (int g = 0; g < D / GROUP; g++) quantise_head(rows[q].out + g * GROUP, to, first + g);
         }
     }
 
@@ -300,7 +308,8 @@ private:
     void run_head(const FlStep& step, Clock& clock) {
         if (step.hidden)
             each_row([&](int row) {
-                rms_norm(x_.get() + size_t(row) * m_.hidden, m_.norm, m_.rms_eps, m_.hidden, step.hidden + size_t(row) * m_.hidden);
+                const size_t at = size_t(row) * m_.hidden;
+                rms_norm(x_.get() + at, m_.norm, m_.rms_eps, m_.hidden, step.hidden + at);
             });
         const Rows in = narrow_.as(m_.hidden);
         for (int s = 0; s < step.samples; s++) {
@@ -339,10 +348,13 @@ private:
         });
         threads_.loop(step.samples, [&](int s) {
             Best top{-INFINITY, 0};
-            for (int task = 0; task < tasks; task++)
-                if (best_[size_t(task) * step.samples + s].value > top.value) top = best_[size_t(task) * step.samples + s];
-            const bool greedy = step.draw[s].temperature <= 0.0f || step.logits[s];
-            step.token[s] = greedy ? top.token : draw(logits_[s], m_.vocab, top.value, step.draw[s]);
+            for (int task = 0; task < tasks; task++) {
+                const Best& best = best_[size_t(task) * step.samples + s];
+                if (best.value > top.value) top = best;
+            }
+            // Without a best there are no numbers to draw from: the token must only stay inside the vocabulary.
+            const bool drawn = step.draw[s].temperature > 0.0f && !step.logits[s] && top.value > -INFINITY;
+            step.token[s] = !drawn ? top.token : draw(logits_[s], m_.vocab, top.value, step.draw[s]);
         });
     }
 

@@ -1,8 +1,9 @@
-// Products with 4-bit weights as GGUF's Q4_1 and Q4_0 store them: w = d * (v - 8) + m, v in 0..15, with d and m per channel
-// and half group of 32 inputs. v and d are the file's own; m, small beside d, is rounded to half precision.
+// Products with 4-bit weights as GGUF's Q4_1 and Q4_0 store them: w = d * (v - 8) + m, v in 0..15, with d and m per
+// channel and half group of 32 inputs. v and d are the file's own; m, small beside d, is rounded to half precision.
 //
-// Per panel and group: [2 halves][4][16 channels][4] bytes, whose low nibbles are inputs 0..15 of the half and whose high
-// nibbles are inputs 16..31; and parameters in half precision: d [2][16], m [2][16], and the sum of the group's weights [16].
+// Per panel and group: [2 halves][4][16 channels][4] bytes, whose low nibbles are inputs 0..15 of the half and whose
+// high nibbles are inputs 16..31; and parameters in half precision: d [2][16], m [2][16], and the sum of the group's
+// weights [16].
 // Sum(w a) = scale * (d Sum((v - 8) q) + m Sum(q)) + centre * Sum(w), d and m half by half.
 #pragma once
 
@@ -20,7 +21,8 @@ inline f32x16 load_half(const uint16_t* p) {
 #else
     f32x16 out;
     __m256 parts[2];
-    for (int i = 0; i < 2; i++) parts[i] = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + i * 8)));
+    for (int i = 0; i < 2; i++)
+        parts[i] = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + i * 8)));
     std::memcpy(&out, parts, 64);
     return out;
 #endif
@@ -44,13 +46,16 @@ struct Nibbles {
 private:
     static __m256i upper(__m256i v, __m256i mask) { return _mm256_and_si256(_mm256_srli_epi16(v, 4), mask); }
     Nibbles(Panel16 v, __m256i mask)
-        : low(_mm256_and_si256(v.half[0], mask), _mm256_and_si256(v.half[1], mask)), high(upper(v.half[0], mask), upper(v.half[1], mask)) {}
+        : low(_mm256_and_si256(v.half[0], mask), _mm256_and_si256(v.half[1], mask)),
+          high(upper(v.half[0], mask), upper(v.half[1], mask)) {}
 };
 #endif
 
-// sum[r][p] = Sum((v - 8) q) over half a group. `apart` bytes lie between panels, `k` between rows; sums[r * stride] is Sum(q).
+// sum[r][p] = Sum((v - 8) q) over half a group. `apart` bytes lie between panels, `k` between rows; sums[r * stride] is
+// Sum(q).
 template <int R, int P>
-inline void four_half(const uint8_t* from, size_t apart, const int8_t* a, int k, const int32_t* sums, int stride, i32x16 (&sum)[R][P]) {
+inline void four_half(const uint8_t* from, size_t apart, const int8_t* a, int k, const int32_t* sums, int stride,
+                      i32x16 (&sum)[R][P]) {
     // Two chains of additions where there are few: one would wait for itself.
     constexpr bool TWO = R * P <= 6;
     i32x16 other[R][P] = {};
@@ -78,8 +83,8 @@ inline void four_half(const uint8_t* from, size_t apart, const int8_t* a, int k,
 
 // See tile(); here `ahead` covers the nibbles and `params_ahead` the parameters.
 template <int R, int P>
-inline void four_tile(const Weights& w, int first, const Rows& x, const uint8_t*& ahead, const uint8_t*& params_ahead, float share,
-                      f32x16 (&out)[R][P]) {
+inline void four_tile(const Weights& w, int first, const Rows& x, const uint8_t*& ahead, const uint8_t*& params_ahead,
+                      float share, f32x16 (&out)[R][P]) {
     const int groups = x.k / GROUP;
     const int lines = static_cast<int>(FOUR_BYTES / 64 * P * share);
     const size_t panel = size_t(groups) * FOUR_BYTES, panel_params = size_t(groups) * FOUR_PARAMS;
@@ -102,12 +107,14 @@ inline void four_tile(const Weights& w, int first, const Rows& x, const uint8_t*
             }
         }
         for (int p = 0; p < P; p++) {
-            const f32x16 m[2] = {load_half(params + p * panel_params + 2 * PANEL), load_half(params + p * panel_params + 3 * PANEL)};
-            const f32x16 all = load_half(params + p * panel_params + 4 * PANEL);
+            const uint16_t* own = params + p * panel_params;
+            const f32x16 m[2] = {load_half(own + 2 * PANEL), load_half(own + 3 * PANEL)};
+            const f32x16 all = load_half(own + 4 * PANEL);
             for (int r = 0; r < R; r++) {
-                out[r][p] = fma16(scaled[r][p], splat(x.scale[r * groups + g]), out[r][p]);
-                out[r][p] = fma16(all, splat(x.centre[r * groups + g]), out[r][p]);
-                for (int h = 0; h < 2; h++) out[r][p] = fma16(m[h], splat(x.scaled[(r * groups + g) * 2 + h]), out[r][p]);
+                const int at = r * groups + g;
+                out[r][p] = fma16(scaled[r][p], splat(x.scale[at]), out[r][p]);
+                out[r][p] = fma16(all, splat(x.centre[at]), out[r][p]);
+                for (int h = 0; h < 2; h++) out[r][p] = fma16(m[h], splat(x.scaled[at * 2 + h]), out[r][p]);
             }
         }
     }

@@ -41,7 +41,7 @@ class Model(c.Structure):
         *(
             (name, c.c_int32)
             for name in ("hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim", "vocab")
-            + ("num_blocks", "block_size", "max_tokens", "max_samples", "threads")
+            + ("num_blocks", "block_size", "max_tokens", "threads")
         ),
         ("rms_eps", c.c_float),
         *((name, Pointer) for name in ("embedding", "norm", "cos", "sin", "layer")),

@@ -2,12 +2,10 @@
 //
 // Weights lie in panels of sixteen channels, [n / 16][k / 4][16][4] bytes of w + 128, which is the operand order of
 // VNNI and of AMX alike. Activations are a = scale * q + centre with their own centre per group, which halves the error
-// of a symmetric range. Sum(w a) = scale * (Sum((w + 128) q) - 128 Sum(q)) + centre * Sum(w): the last sum is stored per
-// channel and group, that of q per row. Sums within a group are exact integers and groups are added in order, so a
+// of a symmetric range. Sum(w a) = scale * (Sum((w + 128) q) - 128 Sum(q)) + centre * Sum(w): the last sum is stored
+// per channel and group, that of q per row. Sums within a group are exact integers and groups are added in order, so a
 // row's result does not depend on the rows beside it, nor on the instructions used.
 #pragma once
-
-#include <type_traits>
 
 #include "simd.h"
 
@@ -27,8 +25,8 @@ struct Weights {
     size_t panel_sums() const { return size_t(k) / GROUP * PANEL; }
 };
 
-// Quantised rows: q[row][k]; scale and centre [row][k / 64]; the sums of q over each half of a group [row][k / 64][2], and
-// the same times the scale.
+// Quantised rows: q[row][k]; scale and centre [row][k / 64]; the sums of q over each half of a group [row][k / 64][2],
+// and the same times the scale.
 struct Rows {
     int8_t* q;
     float* scale;
@@ -46,8 +44,8 @@ struct Rows {
     }
 };
 
-// sum += dot of four bytes per lane: unsigned weights with the same four activations in every lane. Where the target lacks
-// the instruction, weights are made signed again and need no offset.
+// sum += dot of four bytes per lane: unsigned weights with the same four activations in every lane. Where the target
+// lacks the instruction, weights are made signed again and need no offset.
 #if defined(__AVX512VNNI__)
 constexpr bool NEEDS_OFFSET = true;
 struct Panel16 {
@@ -135,7 +133,8 @@ inline void quantise_row(const float* x, const Rows& row) {
 
 inline f32x16 load_sums(const int16_t* p) {
 #ifdef __AVX512F__
-    return reinterpret_cast<f32x16>(_mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))));
+    const __m256i sums = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return reinterpret_cast<f32x16>(_mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(sums)));
 #else
     typedef int16_t i16x16u __attribute__((vector_size(32), aligned(2)));
     return __builtin_convertvector(*reinterpret_cast<const i16x16u*>(p), f32x16);

@@ -9,8 +9,8 @@
 
 namespace fanlight {
 
-constexpr int FEW = 2;
-constexpr int DISTANCE = 2048;
+constexpr int FEW = 2;          // rows up to which a product waits for memory
+constexpr int DISTANCE = 2048;  // bytes fetched ahead then
 
 template <int N>
 using Count = std::integral_constant<int, N>;

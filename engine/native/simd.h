@@ -21,8 +21,8 @@ inline f32x16 splat(float v) { return f32x16{} + v; }
 inline i32x16 splat_i(int32_t v) { return i32x16{} + v; }
 inline f32x16 max16(f32x16 a, f32x16 b) { return a > b ? a : b; }
 
-// a * b + c, rounded once. The library is built without contraction of its own, since whether a compiler fuses an expression
-// can differ between copies of the same code, and results must not.
+// a * b + c, rounded once. The library is built without contraction of its own, since whether a compiler fuses an
+// expression can differ between copies of the same code, and results must not.
 inline f32x16 fma16(f32x16 a, f32x16 b, f32x16 c) {
 #ifdef __AVX512F__
     return reinterpret_cast<f32x16>(
@@ -102,12 +102,6 @@ inline void store_bf16_apart(bf16* to, f32x16 v) {
 #endif
 }
 
-inline bf16 narrow(float v) {
-    uint32_t bits;
-    std::memcpy(&bits, &v, 4);
-    return static_cast<bf16>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-
 // 2^x for x in [-126, 127]; below that 2^-126, which is nothing beside a softmax's own maximum.
 // Relative error below 2e-7 (degree 6 around 0).
 inline f32x16 exp2_16(f32x16 x) {
@@ -116,7 +110,8 @@ inline f32x16 exp2_16(f32x16 x) {
     f32x16 whole = (x + magic) - magic;
     f32x16 f = x - whole;
     f32x16 p = splat(1.5353362e-4f);
-    for (float next : {1.3398874e-3f, 9.6184373e-3f, 5.5503324e-2f, 2.4022648e-1f, 6.9314720e-1f, 1.0f}) p = fma16(p, f, splat(next));
+    for (float next : {1.3398874e-3f, 9.6184373e-3f, 5.5503324e-2f, 2.4022648e-1f, 6.9314720e-1f, 1.0f})
+        p = fma16(p, f, splat(next));
     i32x16 power = __builtin_convertvector(whole, i32x16) << 23;
     return reinterpret_cast<f32x16>(reinterpret_cast<i32x16>(p) + power);
 }

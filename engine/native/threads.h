@@ -2,12 +2,11 @@
 // all threads have arrived: a worker that the system has taken off its core holds up nothing but a task it had already
 // claimed. Barriers that wait for every thread collapse when cores are shared.
 //
-// The caller claims from the front and workers from the back, so that from loop to loop the same thread tends to meet the
-// same rows, still in its cache.
+// The caller claims from the front and workers from the back, so that from loop to loop the same thread tends to meet
+// the same rows, still in its cache.
 #pragma once
 
 #include <atomic>
-#include <cerrno>
 #include <climits>
 #include <cstdint>
 #include <immintrin.h>
@@ -88,8 +87,8 @@ private:
     static constexpr int SPINS = 2000;
     static constexpr uint64_t FIELD = 0xfffff;
 
-    // generation:24 | end:20 | begin:20 of the tasks not claimed. Whether a claim counts is decided by this word alone, so a
-    // late worker cannot take a task of a loop it has not seen begin.
+    // generation:24 | end:20 | begin:20 of the tasks not claimed. Whether a claim counts is decided by this word alone,
+    // so a late worker cannot take a task of a loop it has not seen begin.
     static uint64_t pack(uint64_t generation, uint64_t tasks) { return generation << 40 | tasks << 20; }
 
     void run_claims(bool from_front) {

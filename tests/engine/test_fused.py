@@ -17,11 +17,14 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.fused_runner import FusedRunner
 from engine.hostcache import HostCache
-from engine.model.fused import Arena, alternate, pack, pack_four_bit, unsupported
+from engine.model.fused import Arena, FusedCache, FusedModel, alternate, pack, pack_four_bit, unsupported
 from engine.model.fused_loader import Disagreement, verify
 from engine.model.loader import open_source
 from engine.native import build as native
+from engine.native import check
 from engine.native.build import NativeUnavailable, choose_targets, find_library
+from engine.native.library import open_library
+from engine.sampler import Sampler
 from engine.scheduler import Scheduler, SchedulerLimits
 from engine.sequence import Sequence
 from engine.types import SamplingParams
@@ -239,6 +242,27 @@ def test_a_library_that_fails_its_check_is_not_kept(monkeypatch: pytest.MonkeyPa
     assert not list(tmp_path.glob("*.so"))
 
 
+@needs_native
+def test_loading_stays_within_small_limits(bundled_model: Path) -> None:
+    limits = {"num_blocks": 4, "max_model_len": 16, "max_num_seqs": 2, "max_num_batched_tokens": 3}
+    engine = build(EngineConfig(bundled_model, dtype="int8", **limits))
+    assert isinstance(engine.runner, FusedRunner)
+    engine.runner.model.close()
+
+
+@needs_native
+def test_a_model_that_computes_no_numbers_stays_within_its_vocabulary() -> None:
+    config = check._config(64)
+    weights = check._random(config, qk_norm=False, four_bit=False).weights
+    weights.norm.fill_(torch.nan)
+    cache = FusedCache(config, 8, 16)
+    model = FusedModel(open_library(find_library().path), config, weights, cache, max_len=64, max_tokens=64, threads=1)
+    sequences = [_sequence(i, [1], max_tokens=8, temperature=1.0, seed=i) for i in range(8)]
+    _play(FusedRunner(model, Sampler()), sequences, batched=64, blocks=8)
+    assert all(token < config.vocab_size for s in sequences for token in s.tokens)
+    model.close()
+
+
 def test_targets_follow_the_cpu() -> None:
     assert choose_targets(native.TARGETS["avx2"]) == ["avx2"]
     assert choose_targets({*native.TARGETS["avx2"], *native.TARGETS["avx512-vnni"]}) == ["avx512-vnni", "avx2"]
@@ -299,6 +323,7 @@ def test_gate_and_up_take_turns() -> None:
 
 def test_shapes_it_cannot_run_are_named(loaded: object) -> None:
     shape = loaded.config  # type: ignore[attr-defined]
-    assert unsupported(shape, 16) is None
-    assert "head_dim is 80" in str(unsupported(replace(shape, head_dim=80), 16))
-    assert "block_size is 8" in str(unsupported(shape, 8))
+    assert unsupported(shape, 16, 512) is None
+    assert "head_dim is 80" in str(unsupported(replace(shape, head_dim=80), 16, 512))
+    assert "block_size is 8" in str(unsupported(shape, 8, 512))
+    assert "max_num_batched_tokens is 40000" in str(unsupported(shape, 16, 40_000))
