@@ -34,6 +34,7 @@ from engine.model.reference import divergence
 from engine.model.rope import rotary
 from engine.native.build import NativeUnavailable, find_library
 from engine.native.library import open_library
+from tests.engine.test_loader import HF
 from tests.engine.test_numerics import Bench, error
 
 CPU = torch.device("cpu")
@@ -258,17 +259,6 @@ def test_a_mistral_written_as_gguf_is_the_same_model(tmp_path: Path) -> None:
     prompt = torch.randint(0, VOCAB, (200,)).tolist()
     bench.run(prompt)
     assert error(bench.logits(0, 200), model(torch.tensor([prompt])).logits[0, -1]) < 1e-4
-
-
-HF: dict[str, Any] = {
-    "model_type": "llama",
-    "vocab_size": 10,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 128,
-}
 
 
 def _parameters(scaling: str) -> dict[str, Any]:
