@@ -12,7 +12,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
-from engine.errors import TemplateError, UnsupportedModel
+from engine.errors import ContextTooLong, TemplateError, UnsupportedModel
 from engine.sentencepiece import backend_of, is_sentencepiece, piece_bytes
 from engine.template import ChatTemplate
 
@@ -62,26 +62,38 @@ class Tokenizer:
         )
         self.special = special
         self.vocab_size = backend.get_vocab_size()
+        added = (token.content for token in backend.get_added_tokens_decoder().values())
+        self._longest = max([*map(len, self._bytes), *map(len, added), 1])
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of plain text, with a BOS where the model wants one."""
-        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+    def encode(self, text: str, window: int | None = None) -> list[int]:
+        """Ids of plain text, with a BOS where the model wants one. Raises ContextTooLong for what no window holds."""
+        ids = self._encode(text, window, "prompt")
         if self.special.add_bos and self.special.bos_id is not None:
             if not ids or ids[0] != self.special.bos_id:
                 ids.insert(0, self.special.bos_id)
         return ids
 
-    def encode_document(self, text: str) -> list[int]:
+    def encode_document(self, text: str, window: int | None = None) -> list[int]:
         """Ids of text that is to be embedded, with the special tokens that the model's own tokenizer puts around it."""
-        ids: list[int] = self._backend.encode(text, add_special_tokens=True).ids
-        return ids
+        return self._encode(text, window, "input", special=True)
 
-    def encode_chat(self, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
-        """Ids of a rendered chat, with the functions that it may call. Raises TemplateError."""
+    def encode_chat(
+        self, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] = (), window: int | None = None
+    ) -> list[int]:
+        """Ids of a rendered chat, with the functions that it may call. Raises TemplateError, or ContextTooLong."""
         if not self._template:
             raise TemplateError("This model has no chat template; use /v1/completions.", "messages")
-        text = self._template.render(messages, tools)
-        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        return self._encode(self._template.render(messages, tools), window, "messages")
+
+    def _encode(self, text: str, window: int | None, param: str, *, special: bool = False) -> list[int]:
+        """Ids of a text, unless even the longest tokens could not bring it into the window.
+
+        A batch of one: the library keeps the GIL for a single text, which would stop all other requests meanwhile.
+        """
+        least = len(text) // self._longest
+        if window is not None and least > window:
+            raise ContextTooLong(f"This model's window is {window} tokens; the text has more than {least}.", param)
+        ids: list[int] = self._backend.encode_batch([text], add_special_tokens=special)[0].ids
         return ids
 
     def decode(self, ids: list[int]) -> str:

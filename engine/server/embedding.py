@@ -120,7 +120,7 @@ class Embedding:
         encode, total = self._service.tokenizer.encode_document, 0
         prompts = []
         for index, given in enumerate(self._fields["input"]):
-            ids = encode(given) if isinstance(given, str) else given
+            ids = encode(given, self._service.max_model_len) if isinstance(given, str) else given
             self._check(index, ids)
             total += len(ids)
             if total > MAX_TOKENS:

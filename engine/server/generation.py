@@ -136,12 +136,12 @@ class Generation:
 
     async def _tokenise(self) -> list[int]:
         request, tokenizer = self.request, self._service.tokenizer
-        loop = asyncio.get_running_loop()
+        loop, window = asyncio.get_running_loop(), self._service.max_model_len
         if request.messages is not None:
             tools = request.tool_use.definitions if request.tool_use else []
-            ids = await loop.run_in_executor(None, tokenizer.encode_chat, request.messages, tools)
+            ids = await loop.run_in_executor(None, tokenizer.encode_chat, request.messages, tools, window)
         elif isinstance(request.prompt, str):
-            ids = await loop.run_in_executor(None, tokenizer.encode, request.prompt)
+            ids = await loop.run_in_executor(None, tokenizer.encode, request.prompt, window)
         else:
             ids = request.prompt or []
         await self._service.fault_delay("tokenize")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import secrets
 from collections.abc import Callable, Mapping
@@ -21,6 +20,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 MAX_CHOICES = 16
 MAX_STOPS = 4
 MAX_STOP_CHARS = 1024
+MAX_TOKEN_IDS = 1024
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")  # int() also reads "1_0", " 7", other scripts' digits
 
 Check = Callable[[Any], Any]
@@ -112,7 +112,7 @@ def read_fields(data: bytes, checks: Mapping[str, Check], required: tuple[str, .
     """Fields of a body by name, those that are null left out. Raises RequestError with the field as `param`."""
     try:
         body = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(f"The body is not valid JSON: {error}") from error
     if not isinstance(body, dict):
         raise RequestError("The body must be a JSON object.")
@@ -129,7 +129,7 @@ def _checked(checks: Mapping[str, Check], name: str, value: Any) -> Any:
         raise RequestError(f"Unknown field '{name}'.", name, "unknown_parameter")
     try:
         return check(value)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"Invalid '{name}': {error}", name) from error
 
 
@@ -148,7 +148,8 @@ def _number(low: float, high: float, *, open_low: bool = False) -> Check:
     def check(value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ValueError("a number is expected.")
-        if not math.isfinite(value) or value > high or value < low or (open_low and value == low):
+        # Compared before it becomes a float: an integer may be too large for one. Not a number is in no range.
+        if not low <= value <= high or (open_low and value == low):
             raise ValueError(f"{value} is not in {'(' if open_low else '['}{low}, {high}].")
         return float(value)
 
@@ -213,8 +214,14 @@ def _prompt(value: Any) -> str | list[int]:
     return _token_ids(value)
 
 
+def _stop_token_ids(value: Any) -> list[int]:
+    if isinstance(value, list) and len(value) > MAX_TOKEN_IDS:
+        raise ValueError(f"at most {MAX_TOKEN_IDS:,} token ids are expected.")
+    return _token_ids(value)
+
+
 def _logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
-    if not isinstance(value, dict) or len(value) > 1024:
+    if not isinstance(value, dict) or len(value) > MAX_TOKEN_IDS:
         raise ValueError("an object of at most 1,024 token ids is expected.")
     if not all(_TOKEN_ID.fullmatch(id) for id in value):
         raise ValueError("its names must be token ids.")
@@ -299,7 +306,7 @@ COMMON: dict[str, Check] = {
     "repetition_penalty": _number(0, 10, open_low=True),
     "min_tokens": integer(0),
     "ignore_eos": _BOOL,
-    "stop_token_ids": _token_ids,
+    "stop_token_ids": _stop_token_ids,
     "cache_salt": _TEXT,
     "priority": integer(-(2**31), 2**31),
     "request_id": _request_id,

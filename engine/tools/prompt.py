@@ -47,7 +47,7 @@ def _parsed(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call["function"]
     try:
         arguments = json.loads(function["arguments"])
-    except ValueError:
+    except (ValueError, RecursionError):
         arguments = function["arguments"]
     return {**call, "function": {**function, "arguments": arguments}}
 

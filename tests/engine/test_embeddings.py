@@ -309,6 +309,12 @@ def test_embeddings_are_metered_and_leave_nothing(embedder: Served) -> None:
     assert after["steps"] - before["steps"] >= 2, "a long prompt is cut into chunks"
 
 
+def test_more_inputs_than_may_wait_are_served_when_nobody_waits(embedder: Served) -> None:
+    """2,048 inputs may be sent, 1,024 sequences may wait: a request alone is never too much for the queue."""
+    embedder.wait_idle()
+    assert len(embed(embedder, [[5]] * 1100).data) == 1100
+
+
 def test_a_deadline_ends_an_embedding(embedder: Served) -> None:
     answer = post(embedder, input=[[1] * 2000] * 40, deadline_ms=200)
     assert answer.status_code == 504

@@ -29,6 +29,7 @@ def text(**fields: Any) -> CompletionRequest:
         ("temperature", 2.1),
         ("temperature", "warm"),
         ("temperature", True),
+        ("temperature", 10**400),
         ("top_p", 0),
         ("top_p", 1.01),
         ("top_k", -2),
@@ -52,11 +53,13 @@ def text(**fields: Any) -> CompletionRequest:
         ("logit_bias", {"1_0": 1}),
         ("logit_bias", {"٣": 1}),
         ("logit_bias", {"9" * 5000: 1}),
+        ("logit_bias", {"5": 10**400}),
         ("logprobs", 1),
         ("top_logprobs", 21),
         ("min_tokens", -1),
         ("ignore_eos", "yes"),
         ("stop_token_ids", ["a"]),
+        ("stop_token_ids", list(range(1025))),
         ("cache_salt", 7),
         ("priority", "high"),
         ("request_id", "bad id\n"),
@@ -124,6 +127,21 @@ def test_a_bad_completion_field_is_named(field: str, value: Any) -> None:
 def test_a_body_that_is_no_json_object_is_refused(data: bytes) -> None:
     with pytest.raises(RequestError):
         parse(data, chat=True)
+
+
+def nested(levels: int) -> bytes:
+    return b"[" * levels + b"]" * levels
+
+
+@pytest.mark.parametrize("levels", [970, 975, 980, 985, 990, 100_000])
+def test_a_body_nested_too_deep_is_refused(levels: int) -> None:
+    """Some levels can be read, but not written again to measure the tools."""
+    tool = b'{"type": "function", "function": {"name": "f"}, "x": ' + nested(levels) + b"}"
+    with pytest.raises(RequestError):
+        parse(json.dumps(CHAT)[:-1].encode() + b', "metadata": ' + nested(levels) + b', "tools": [5]}', chat=True)
+    if levels > 975:
+        with pytest.raises(RequestError):
+            parse(json.dumps(CHAT)[:-1].encode() + b', "tools": [' + tool + b"]}", chat=True)
 
 
 def test_missing_fields_are_named() -> None:

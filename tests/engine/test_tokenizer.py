@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from tokenizers import Regex
 from tokenizers.pre_tokenizers import Split
 from transformers import AutoTokenizer
 
+from engine.errors import ContextTooLong
 from engine.tokenizer import Tokenizer, byte_alphabet, from_gguf
 
 TEXTS = [
@@ -47,6 +50,39 @@ def test_ids_and_text_equal_transformers(tokenizer: Tokenizer, reference: Any, t
     assert ids == reference.encode(text, add_special_tokens=False)
     plain = reference.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     assert tokenizer.decode(ids) == plain == pieces(tokenizer, ids)
+
+
+def test_a_long_text_leaves_the_interpreter_to_others(tokenizer: Tokenizer) -> None:
+    """The step thread and the event loop need it while a prompt is cut into tokens."""
+    done, gaps = threading.Event(), [0.0]
+
+    def watch() -> None:
+        last = time.monotonic()
+        while not done.wait(0.001):
+            now = time.monotonic()
+            gaps.append(now - last)
+            last = now
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    began = time.monotonic()
+    tokenizer.encode("some words " * 200_000)
+    took = time.monotonic() - began
+    done.set()
+    watcher.join()
+    assert max(gaps) < took / 2
+
+
+def test_a_text_that_no_window_holds_is_refused_unread(tokenizer: Tokenizer) -> None:
+    longest = max(len(tokenizer.token_bytes(id)) for id in range(tokenizer.vocab_size))
+    for encode in (tokenizer.encode, tokenizer.encode_document):
+        with pytest.raises(ContextTooLong, match="window is 100 tokens; the text has more than 101"):
+            encode("a" * (101 * longest), 100)
+    with pytest.raises(ContextTooLong):
+        tokenizer.encode_chat([{"role": "user", "content": "a" * (101 * longest)}], (), 100)
+    space = next(id for id in range(tokenizer.vocab_size) if len(tokenizer.token_bytes(id)) == longest)
+    text = tokenizer.token_bytes(space).decode() * 100
+    assert len(tokenizer.encode(text, 100)) <= len(text), "what may fit is left to the tokenizer"
 
 
 @settings(max_examples=200, deadline=None)
