@@ -91,11 +91,11 @@ def all_checks(found: Findings) -> list[Check]:
 
 def own_checks(found: Findings, case: Case) -> list[Check]:
     """The bars that a case sets for our servers by themselves."""
-    return [
-        Check(case.name, bar.figure, bar.server, found.precision(bar.server), value, "×", bar.limit, bar.at_most)
-        for bar in case.own_bars
-        if (value := found.medians(case, bar.server).get(bar.figure)) is not None
-    ]
+    checks = []
+    for bar in case.own_bars:
+        value, label = found.medians(case, bar.server).get(bar.figure), found.precision(bar.server)
+        checks.append(Check(case.name, bar.figure, bar.server, label, value, "×", bar.limit, bar.at_most))
+    return checks
 
 
 def ratios(found: Findings, case: Case) -> list[dict[str, Any]]:
@@ -167,7 +167,8 @@ def _show_checks(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         bar = f"bar {'≤' if row['at_most'] else '≥'} {row['bar']:g}" if row["bar"] is not None else ""
         what = f"{row['what']}, {row['server']} ({row['precision']})"
-        print(f"{row['case']:13} {what:100} {row['value']:9.2f} {row['unit']:2} {bar:9} {row['verdict']}")
+        value = f"{row['value']:9.2f}" if row["value"] is not None else f"{'–':>9}"
+        print(f"{row['case']:13} {what:100} {value} {row['unit']:2} {bar:9} {row['verdict']}")
 
 
 def markdown(found: Findings) -> str:
@@ -175,8 +176,7 @@ def markdown(found: Findings) -> str:
     cases = [case for case in found.cases if not case.servers]
     tables = [_medians(found, cases), _ratios(found, cases)] if cases else []
     rows = [
-        [check.case, f"{check.what} ({check.precision})", f"{check.value:.2f} {check.unit}", _limit(check)]
-        for check in all_checks(found)
+        [check.case, f"{check.what} ({check.precision})", _figure(check), _limit(check)] for check in all_checks(found)
     ]
     return "\n\n".join([*tables, _table(["by itself", "what", "figure", "bar"], rows)])
 
@@ -211,6 +211,10 @@ def _cell(found: Findings, case: Case, ours: str, side: str) -> str:
     if bar is None:
         return f"{ratio:.2f}"
     return f"{ratio:.2f} ({bar:.2f})" if ratio >= bar else f"**{ratio:.2f}** ({bar:.2f})"
+
+
+def _figure(check: Check) -> str:
+    return f"{check.value:.2f} {check.unit}" if check.value is not None else "not run"
 
 
 def _limit(check: Check) -> str:
