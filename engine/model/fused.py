@@ -271,7 +271,7 @@ class FusedModel:
         self._keep += [layers, model]
         self._engine: int | None = library.fl_create(c.byref(model))
         if self._engine is None:
-            raise NativeUnavailable("the system withholds the tile registers that AMX needs")
+            raise NativeUnavailable("the system refuses it memory, threads, or the tile registers that AMX needs")
         self._ms = (c.c_double * len(PARTS))()
 
     def start(self, step: Step, arrays: object) -> None:

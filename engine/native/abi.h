@@ -62,7 +62,8 @@ enum FlPart { FL_LINEAR, FL_ATTENTION, FL_ROWS, FL_HEAD, FL_TOTAL, FL_PARTS };
 
 struct FlEngine;
 
-FlEngine* fl_create(const FlModel* model);             // null where the system withholds what the target needs
+// Null where the system refuses memory, threads or the tile registers that the target needs.
+FlEngine* fl_create(const FlModel* model);
 void fl_destroy(FlEngine* engine);
 void fl_start(FlEngine* engine, const FlStep* step);  // returns at once; one step at a time
 void fl_wait(FlEngine* engine, double* ms);           // [FL_PARTS] milliseconds of the step

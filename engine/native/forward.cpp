@@ -1,6 +1,7 @@
 // One fused forward pass of a Llama-family decoder over a mixed batch of chunks.
 #include <chrono>
 #include <cstdlib>
+#include <exception>
 #include <memory>
 #include <vector>
 
@@ -329,7 +330,8 @@ private:
     static void await_masks(const FlStep& step) {
         for (int spins = 0; !__atomic_load_n(&step.masked, __ATOMIC_ACQUIRE); spins++) {
             if (spins < 2000) _mm_pause();
-            else sched_yield();
+            else if (spins < 4000) sched_yield();
+            else usleep(50);  // after a fault of the caller they come with its next step
         }
     }
 
@@ -478,7 +480,11 @@ FlEngine* fl_create(const FlModel* model) {
 #ifdef __AMX_INT8__
     if (!fanlight::amx_permitted()) return nullptr;
 #endif
-    return new FlEngine(*model);
+    try {
+        return new FlEngine(*model);
+    } catch (const std::exception&) {  // no memory, or no more threads
+        return nullptr;
+    }
 }
 void fl_destroy(FlEngine* engine) { delete engine; }
 void fl_start(FlEngine* engine, const FlStep* step) { engine->start(step); }
