@@ -1,6 +1,7 @@
 """Builds the library once per source, compiler and instruction set, checks it, and keeps it.
 
 NativeUnavailable
+├── CompilerTooSlow    it would be as slow for the next target, so none is tried
 └── raised with what is missing or wrong; the engine then serves on the plain path and says so
 """
 
@@ -37,6 +38,10 @@ class NativeUnavailable(Exception):
     """The library cannot be had here; the message says why and what would help."""
 
 
+class CompilerTooSlow(NativeUnavailable):
+    """The compiler did not end in time."""
+
+
 @dataclass(frozen=True, slots=True)
 class Library:
     """A library that was built and checked on this machine, and why better targets were passed over."""
@@ -51,14 +56,13 @@ def find_library() -> Library:
     compiler = find_compiler()
     failed: list[str] = []
     for target in targets:
-        path = cache_folder() / f"fanlight-{target}-{_key(compiler, target)}.so"
+        stem = f"fanlight-{target}-{_key(compiler, target)}"
         try:
-            if not path.exists():
-                _build(compiler, target, path)
+            return Library(_kept(stem) or _build(compiler, target, stem), tuple(failed))
+        except CompilerTooSlow:
+            raise
         except NativeUnavailable as error:
             failed.append(f"{target}: {error}")
-        else:
-            return Library(path, tuple(failed))
     raise NativeUnavailable("; ".join(failed))
 
 
@@ -82,7 +86,10 @@ def cpu_flags() -> set[str]:
 
 def find_compiler() -> list[str]:
     """The C++ compiler as a command, from CXX or the path. Raises NativeUnavailable."""
-    named = shlex.split(os.environ.get("CXX", ""))
+    try:
+        named = shlex.split(os.environ.get("CXX", ""))
+    except ValueError as error:
+        raise NativeUnavailable(f"CXX cannot be read: {error}") from error
     if named:
         if shutil.which(named[0]) is None:
             raise NativeUnavailable(f"CXX names {named[0]!r}, which is not there")
@@ -104,9 +111,14 @@ def cache_folder() -> Path:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise NativeUnavailable(f"{folder} cannot be made: {error}") from error
-    if folder.stat().st_uid != os.geteuid():
-        # A library is code: one that somebody else could have put there is not loaded.
+    status = folder.stat()
+    # A library is code: one that somebody else could have put there is not loaded.
+    if status.st_uid != os.geteuid():
         raise NativeUnavailable(f"{folder} belongs to another user; set FANLIGHT_NATIVE_CACHE")
+    if status.st_mode & 0o022:
+        raise NativeUnavailable(
+            f"others may write to {folder}; take that away (chmod go-w), or set FANLIGHT_NATIVE_CACHE"
+        )
     return folder
 
 
@@ -123,7 +135,7 @@ def compile_library(compiler: list[str], target: str, path: Path, *extra: str) -
     options = [f"-m{_option(need)}" for need in TARGETS[target]]
     source = str(SOURCES / "forward.cpp")
     command = [*compiler, *FLAGS, *options, *extra, "-Wno-psabi", source, *LINK, "-o", str(path)]
-    _run(command, BUILD_SECONDS, "compiling the fused path")
+    _run(command, BUILD_SECONDS, "compiling the fused path", CompilerTooSlow)
 
 
 def _option(flag: str) -> str:
@@ -138,23 +150,42 @@ def check_command(path: Path) -> list[str]:
     return [sys.executable, "-m", "engine.native.check", str(path)]
 
 
-def _build(compiler: list[str], target: str, path: Path) -> None:
+def _kept(stem: str) -> Path | None:
+    """The library as it was built, or None. Its name ends with its hash: a damaged one would crash the engine."""
+    try:
+        paths = sorted(cache_folder().glob(f"{stem}-*.so"))
+        return next((path for path in paths if path.stem == f"{stem}-{_digest(path.read_bytes())}"), None)
+    except OSError:
+        return None
+
+
+def _build(compiler: list[str], target: str, stem: str) -> Path:
     """Compile beside the final name, check, then move into place."""
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        built = Path(folder) / "fanlight.so"
-        compile_library(compiler, target, built)
-        _run(check_command(built), CHECK_SECONDS, "checking the built library")
-        built.rename(path)
+    place = cache_folder()
+    try:
+        with tempfile.TemporaryDirectory(dir=place) as folder:
+            built = Path(folder) / "fanlight.so"
+            compile_library(compiler, target, built)
+            _run(check_command(built), CHECK_SECONDS, "checking the built library")
+            return built.rename(place / f"{stem}-{_digest(built.read_bytes())}.so")
+    except OSError as error:
+        raise NativeUnavailable(f"{place} cannot be written: {error}; set FANLIGHT_NATIVE_CACHE") from error
 
 
-def _run(command: list[str], seconds: float, what: str) -> str:
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def _run(command: list[str], seconds: float, what: str, late: type[NativeUnavailable] = NativeUnavailable) -> str:
     root = str(SOURCES.parent.parent)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=seconds, env=environment, errors="replace", check=False
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except subprocess.TimeoutExpired as error:
+        raise late(f"{what} took longer than {seconds:g} s") from error
+    except OSError as error:
         raise NativeUnavailable(f"{what} failed: {error}") from error
     if done.returncode != 0:
         tail = " ".join((done.stderr or done.stdout).strip().splitlines()[-3:])

@@ -263,6 +263,59 @@ def test_a_model_that_computes_no_numbers_stays_within_its_vocabulary() -> None:
     model.close()
 
 
+def _compiler(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Path:
+    """A compiler that notes each run in a file, which is returned."""
+    compiler, runs = folder / "compiler", folder / "runs"
+    compiler.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exit\necho run >> {runs}\n{script}\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    return runs
+
+
+def test_a_compiler_that_does_not_end_is_tried_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Else the start would take as long again for every target."""
+    monkeypatch.setenv("FANLIGHT_NATIVE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(native, "BUILD_SECONDS", 0.5)
+    runs = _compiler(tmp_path, monkeypatch, "exec sleep 20")
+    with pytest.raises(NativeUnavailable, match=r"compiling the fused path took longer than 0\.5 s"):
+        find_library()
+    assert runs.read_text() == "run\n"
+
+
+def test_a_cache_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FANLIGHT_NATIVE_CACHE", "/proc/self/task")  # nobody can, not even root
+    _compiler(tmp_path, monkeypatch, "")
+    with pytest.raises(NativeUnavailable, match=r"/proc/self/task cannot be written: .*; set FANLIGHT_NATIVE_CACHE"):
+        find_library()
+
+
+def test_a_cache_that_others_may_write_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FANLIGHT_NATIVE_CACHE", str(tmp_path))
+    for mode in (0o777, 0o1777, 0o770):
+        tmp_path.chmod(mode)
+        with pytest.raises(NativeUnavailable, match="others may write"):
+            find_library()
+
+
+def test_a_compiler_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "'g++")
+    with pytest.raises(NativeUnavailable, match="CXX cannot be read: No closing quotation"):
+        find_library()
+
+
+def test_a_damaged_library_is_built_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A file cut short by a full disk or a power cut would crash every start, or leave the slower path for good."""
+    monkeypatch.setenv("FANLIGHT_NATIVE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(native, "check_command", lambda path: ["true"])
+    runs = _compiler(tmp_path, monkeypatch, 'for last; do :; done; echo library > "$last"')
+    path = find_library().path
+    assert find_library().path == path
+    assert runs.read_text() == "run\n"
+    path.write_text("lib")
+    assert find_library().path.read_text() == "library\n"
+    assert runs.read_text() == "run\n" * 2
+
+
 def test_targets_follow_the_cpu() -> None:
     assert choose_targets(native.TARGETS["avx2"]) == ["avx2"]
     assert choose_targets({*native.TARGETS["avx2"], *native.TARGETS["avx512-vnni"]}) == ["avx512-vnni", "avx2"]
