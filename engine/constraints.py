@@ -154,6 +154,8 @@ def explain(error: str, param: str) -> str:
     if unsupported:
         names = _listed(json.loads(unsupported[1]))
         return f"Invalid '{param}': unsupported schema keyword: {names}."
+    if "NoExtensionBias" in error:
+        return f"Invalid '{param}': no finite text has this form; it only leads back to itself, or to nothing."
     told = " ".join(error.partition("<non-verbose/>")[0].split())[:300]
     return f"Invalid '{param}': {told}"
 

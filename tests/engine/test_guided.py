@@ -144,6 +144,7 @@ async def test_the_text_of_every_token_is_the_library_s_too(tokenizer: Tokenizer
         ({"$ref": "http://example.com/schema"}, "not fetch"),
         ({"type": "string", "pattern": "(?=a)b"}, "look-around"),
         ({"type": "integer", "minimum": 5, "maximum": 3}, "Unsatisfiable"),
+        ({"$ref": "#"}, "no finite text has this form"),
     ],
 )
 async def test_what_cannot_be_enforced_is_named(tokenizer: Tokenizer, schema: Any, told: str) -> None:
