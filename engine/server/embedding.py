@@ -98,7 +98,9 @@ class Embedding:
     async def run(self, exchange: Exchange) -> None:
         """Queue all inputs, wait for the last, and answer."""
         prompts = await asyncio.get_running_loop().run_in_executor(None, self._tokenise)
-        self._service.refuse_overload(len(prompts), sum(map(len, prompts)))
+        # More inputs than may wait need an empty queue; else no time would ever be right for them.
+        sequences = min(len(prompts), self._service.config.max_queued)
+        self._service.refuse_overload(sequences, sum(map(len, prompts)))
         for index, prompt in enumerate(prompts):
             self._items.append(self._item(index, prompt))
         self._outbox.open = len(self._items)

@@ -108,9 +108,8 @@ class Service:
             raise Overloaded("The engine is shutting down.", retry_after=5)
         if reason is not None:
             raise Overloaded(f"The engine is not healthy: {reason}.", retry_after=10)
-        queued = core.num_waiting
-        if queued and queued + sequences > limit:
-            raise Overloaded(f"{queued} requests wait already; the limit is {limit}.", self.retry_after())
+        if core.num_waiting + sequences > limit:
+            raise Overloaded(f"{core.num_waiting} requests wait already; the limit is {limit}.", self.retry_after())
         waiting = core.num_waiting_tokens
         if waiting and waiting + tokens > most:
             raise Overloaded(f"Requests with {waiting} tokens wait already; the limit is {most}.", self.retry_after())
