@@ -72,7 +72,8 @@ def test_parts_and_host_are_in_stats_and_metrics(served: Served) -> None:
     text = httpx.get(f"{served.url}/metrics").text
     families = {family.name: family for family in text_string_to_metric_families(text)}
     parts = {sample.labels["part"]: sample.value for sample in families["fanlight:step_seconds"].samples}
-    assert parts["forward"] > parts["mask"]
+    assert parts.keys() >= stats["step_ms_by_part"].keys()
+    assert all(seconds > 0 for seconds in parts.values())
     kinds = {sample.labels["kind"] for sample in families["fanlight:preemptions"].samples}
     assert kinds == {"swap", "recompute"}
 
