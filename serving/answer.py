@@ -8,10 +8,10 @@ from typing import Any, Protocol
 
 import msgspec
 
-from serving.dialect import Dialect
 from serving.errors import GatewayError, Header, SlowReader
 from serving.exchange import JSON, Exchange
 from serving.metering import Billed
+from serving.port import GatewaySettings
 from serving.request import Request
 from serving.stream import FLUSH_TIMEOUT_S, Outbox, Piece, merged_logprobs
 
@@ -54,16 +54,32 @@ def usage_json(usage: Billed) -> dict[str, Any]:
     }
 
 
+class Shape(msgspec.Struct, frozen=True, kw_only=True):
+    """What differs between OpenAI's two answers of text."""
+
+    chat: bool
+    id_prefix: str
+    object: str
+    chunk_object: str
+
+    def answer(self, exchange: Exchange, request: Request, settings: GatewaySettings) -> Answer:
+        """A stream or one body, as asked."""
+        assert request.ask is not None
+        if request.ask.stream:
+            return StreamAnswer(exchange, request, self, settings.unsent_bytes_limit)
+        return WholeAnswer(exchange, request, self)
+
+
 class StreamAnswer:
     """Server-sent events. The head goes out with the first text, so that a failure before it still has a status."""
 
-    def __init__(self, exchange: Exchange, request: Request, dialect: Dialect, unsent_limit: int) -> None:
+    def __init__(self, exchange: Exchange, request: Request, shape: Shape, unsent_limit: int) -> None:
         assert request.ask is not None and request.route is not None
         self._exchange = exchange
         self._request = request
         self._include_usage = request.ask.include_usage
-        self._chat = dialect.chat
-        self._head = _opening(request, dialect, dialect.chunk_object, prefix=b"data: ")
+        self._chat = shape.chat
+        self._head = _opening(request, shape, shape.chunk_object, prefix=b"data: ")
         self._tail = b',"usage":null}\n\n' if self._include_usage else b"}\n\n"
         self._introduced: set[int] = set()
         self._outbox = Outbox(self._write, unsent_limit)
@@ -120,10 +136,10 @@ class StreamAnswer:
 class WholeAnswer:
     """One JSON body, put together from the stream of the engine."""
 
-    def __init__(self, exchange: Exchange, request: Request, dialect: Dialect) -> None:
+    def __init__(self, exchange: Exchange, request: Request, shape: Shape) -> None:
         self._exchange = exchange
         self._request = request
-        self._dialect = dialect
+        self._shape = shape
         self._choices: dict[int, Collected] = {}
 
     def add(self, pieces: list[Piece]) -> None:
@@ -139,7 +155,7 @@ class WholeAnswer:
     async def finish(self, usage: Billed) -> None:
         body = b"".join(
             (
-                _opening(self._request, self._dialect, self._dialect.object),
+                _opening(self._request, self._shape, self._shape.object),
                 msgspec.json.encode(self._told()),
                 b',"usage":',
                 msgspec.json.encode(usage_json(usage)),
@@ -162,7 +178,7 @@ class WholeAnswer:
         """Nothing is on its way."""
 
     def _told(self) -> list[dict[str, Any]]:
-        chat = self._dialect.chat
+        chat = self._shape.chat
         return [
             {
                 "index": index,
@@ -230,11 +246,11 @@ class Collected:
         call["function"]["arguments"] += function.get("arguments") or ""
 
 
-def _opening(request: Request, dialect: Dialect, object_name: str, prefix: bytes = b"") -> bytes:
+def _opening(request: Request, shape: Shape, object_name: str, prefix: bytes = b"") -> bytes:
     """Everything before the value of `choices`, the same in every chunk."""
     assert request.route is not None
     head = {
-        "id": dialect.id_prefix + request.id,
+        "id": shape.id_prefix + request.id,
         "object": object_name,
         "created": int(request.arrival.started_at),
         "model": request.route.name,

@@ -8,6 +8,7 @@ from serving.answer import Answer
 from serving.dialect import Dialect
 from serving.errors import GatewayError
 from serving.request import Request
+from serving.routing import Hints
 
 
 class Caller(Protocol):
@@ -23,6 +24,9 @@ class Caller(Protocol):
 
     async def refuse(self, error: GatewayError) -> None:
         """Tell it no, before there is an Answer."""
+
+    def hints(self) -> Hints:
+        """What it wishes of routing, whether or not it may have it."""
 
     async def gone(self) -> None:
         """Return when it has left."""

@@ -59,7 +59,7 @@ def opened(request: Request, replica: Replica, settings: GatewaySettings) -> Ope
         model=request.route.name,
         stream=request.ask.stream,
         prompt_estimate=request.ask.prompt_estimate,
-        price_version=request.route.price_version,
+        price=request.price,
         deployment_id=replica.deployment_id,
         replica_id=replica.id,
         device=replica.device,

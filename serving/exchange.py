@@ -19,6 +19,7 @@ from serving.errors import (
     UnsupportedMedia,
 )
 from serving.request import Arrival
+from serving.routing import Hints
 from serving.telemetry import names, tracing
 
 Scope = MutableMapping[str, Any]
@@ -41,6 +42,7 @@ class Exchange:
         self.path: str = scope["path"]
         self.client: str | None = scope["client"][0] if scope.get("client") else None
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.envelope = GatewayError.envelope  # of the API spoken here; its dialect may have another
         trace = tracing.continued(self.header(names.TRACEPARENT))
         self.arrival = Arrival(trace, _printable(self.header(names.REQUEST_ID) or ""))
         self.responding = False
@@ -48,6 +50,21 @@ class Exchange:
     def header(self, name: bytes) -> str | None:
         value = self._headers.get(name)
         return None if value is None else value.decode("latin-1")
+
+    def hints(self) -> Hints:
+        """What the caller wishes of routing."""
+        retry = self.header(names.RETRY_COUNT) or ""
+        return Hints(
+            policy=self._hint(names.POLICY),
+            target=self._hint(names.TARGET),
+            replica=self._hint(names.REPLICA),
+            session=self._hint(names.SESSION),
+            retry=min(int(retry), 100) if retry.isdecimal() and len(retry) < 4 else 0,
+        )
+
+    def _hint(self, name: bytes) -> str:
+        value = self._headers.get(name)
+        return _printable(value.decode("latin-1")) if value else ""
 
     async def body(self, limit: int) -> bytes:
         """The whole JSON body; refuses another type, too many bytes, and a client that stops half-way."""
@@ -89,7 +106,7 @@ class Exchange:
 
     async def refuse(self, error: GatewayError) -> None:
         """Answer with an error, in the envelope of OpenAI's API."""
-        await self.respond(error.status, error.envelope(), [JSON, *error.headers])
+        await self.respond(error.status, self.envelope(error), [JSON, *error.headers])
 
     async def _read(self, limit: int) -> bytes:
         body = bytearray()

@@ -30,7 +30,7 @@ from pathlib import Path
 
 import msgspec
 
-from serving.port import Settled
+from serving.port import Price, Settled
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True, tag="opened"):
     model: str
     stream: bool
     prompt_estimate: int
-    price_version: int | None
+    price: Price | None = None
     deployment_id: str
     replica_id: str
     device: str

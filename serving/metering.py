@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from serving.port import Outcome
+from serving.port import Outcome, Price
 
 
 class Details(msgspec.Struct):
@@ -61,6 +61,14 @@ class Billed(msgspec.Struct, frozen=True):
 
 
 NOTHING = Billed()
+
+
+def cost(bill: Billed, price: Price | None) -> int:
+    """What that costs in nano-units, rounded up once: the ledger and the budgets count the same whole number."""
+    if price is None:
+        return 0
+    pico = (bill.prompt - bill.cached) * price.input + bill.cached * price.cached_input + bill.completion * price.output
+    return -(-pico // 1000)
 
 
 def billed(outcome: Outcome, counts: Counts, *, delivered: bool) -> Billed:

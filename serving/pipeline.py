@@ -166,6 +166,7 @@ class Run:
             request.end_user = apikey.end_user(request.principal.tenant_id, ask.user, secret)
         auth.check_valid(request.principal)
         request.route = admission.admit(ask, request.principal, request.snapshot)
+        request.price = request.route.prices.get(request.principal.currency)
 
     async def _generate(self, answer: Answer) -> None:
         """Try replicas until one answers; never again once the client may have seen a byte."""
@@ -218,7 +219,7 @@ class Run:
         request.stamps.posted = time.monotonic_ns()
         channel.in_flight += 1
         try:
-            path = self._caller.dialect.path
+            path = self._caller.dialect.upstream or self._caller.dialect.path
             self._stream = await upstream.open_stream(channel, path, body, headers)
             await self._relay(self._stream, answer)
         except BaseException:

@@ -17,6 +17,7 @@ from serving.metering import Billed
 from serving.pipeline import Pipeline
 from serving.port import Delta, GatewaySettings, Principal
 from serving.request import Arrival, Request
+from serving.routing import NO_HINTS, Hints
 from serving.stream import Piece
 from serving.telemetry import tracing
 
@@ -79,6 +80,9 @@ class InsideCaller:
     def answer(self, request: Request) -> Answer:
         self._deltas.put_nowait(self._delta("started"))
         return self
+
+    def hints(self) -> Hints:
+        return NO_HINTS
 
     async def refuse(self, error: GatewayError) -> None:
         await self.fail(error)

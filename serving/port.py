@@ -17,6 +17,42 @@ import msgspec
 # Configuration a gateway runs on
 
 
+NANO = 10**9
+"""Money is counted in whole nano-units (10^-9) of a tenant's currency: exact in 64 bits, and in Valkey's doubles up to
+nine million units."""
+
+
+class Budget(msgspec.Struct, frozen=True):
+    """At most `amount` nano-units within a calendar window of the tenant's billing zone."""
+
+    window: str  # "hour", "day", "month" or "total"
+    amount: int
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What one key or one tenant may use. None: no such limit. Rates hold in any 60 seconds, by Valkey's clock."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None  # input and output together
+    input_tokens_per_minute: int | None = None
+    output_tokens_per_minute: int | None = None
+    concurrency: int | None = None  # requests admitted and not settled, waiting ones included
+    budgets: tuple[Budget, ...] = ()
+
+
+NO_LIMITS = Limits()
+
+
+class Price(msgspec.Struct, frozen=True, kw_only=True):
+    """What a route's tokens cost, in micro-units of the currency per million tokens (10^-12 units per token)."""
+
+    version: int
+    currency: str
+    input: int
+    cached_input: int
+    output: int
+
+
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
     """Who is calling: one API key of one tenant, or a tenant's playground."""
 
@@ -28,6 +64,17 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     allowed_models: tuple[str, ...] | None = None  # None: every route
     expires_at: float | None = None  # seconds since the epoch
     revoked: bool = False
+    limits: Limits = NO_LIMITS  # of the key
+    tenant_limits: Limits = NO_LIMITS
+    weight: int = 100  # the tenant's share of a queue, against other tenants' weights
+    priority: str = "normal"  # "high", "normal" or "low": a class is served before those below it
+    currency: str = "USD"
+    billing_zone: str = "UTC"  # IANA name; where the tenant's hours, days and months begin
+    may_override: bool = False  # may choose policy, target and replica by header
+    capture_content: bool = False  # the tenant lets prompts and answers be kept
+
+
+PRIORITIES = ("high", "normal", "low")
 
 
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,13 +91,31 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     device: str  # "cpu", "gpu-a a0"
     epoch: int  # launch epoch: a restarted replica is a new one to connection pools and breakers
     uds: str | None = None  # path of the worker's Unix socket
-    url: str | None = None  # or its base URL, with api_key
+    url: str | None = None  # or its base URL (scheme, host, port, path before /v1), with api_key
+    addresses: tuple[str, ...] = ()  # of that URL's host, pinned by the egress check; empty: resolve it
     api_key: str | None = None
     served_name: str = ""  # the model name that the engine knows
     extras: frozenset[str] | None = None  # fields beyond OpenAI's that its adapter lists as safe; None: all of them
-    max_num_seqs: int = 0
+    max_num_seqs: int = 0  # slots: sequences it runs at once, which all gateways together never exceed; 0: unbounded
     num_blocks: int = 0
     block_size: int = 0
+
+
+class Target(msgspec.Struct, frozen=True):
+    """One deployment behind a route. Weights are relative; a shadow gets copies of weight percent of the requests."""
+
+    deployment_id: str
+    weight: int = 100
+    role: str = "stable"  # "stable", "canary" or "shadow"
+
+
+class Objectives(msgspec.Struct, frozen=True, kw_only=True):
+    """What a route promises. None: nothing promised."""
+
+    availability: float | None = None  # share of requests that end well, such as 0.99
+    ttft_p99_ms: float | None = None
+    itl_p99_ms: float | None = None
+    jitter: float | None = None  # ITL p99 over p50
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,16 +123,25 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     name: str  # what callers put into "model"
-    deployment_ids: tuple[str, ...]
+    targets: tuple[Target, ...]
     created: int  # seconds since the epoch
+    fallbacks: tuple[str, ...] = ()  # deployment ids, tried in order when no target can answer
     owned_by: str = "fanlight"
-    policy: str = "least-connections"  # or "round-robin"
+    policy: str = "least-connections"  # see serving.routing
+    sticky: bool = True  # a key stays with one target while weights stay
+    queue_timeout_s: float = 10.0
+    max_queued: int = 1000  # requests waiting for one of its deployments
+    max_queued_tokens: int = 4_000_000  # of prompts and answers asked for, waiting likewise
+    max_attempts: int = 3
+    hedge_after_s: float | None = None  # send a second copy when no first token came by then
+    objectives: Objectives = Objectives()
+    prices: Mapping[str, Price] = {}  # by currency
     max_model_len: int = 0  # tokens; 0: unknown
     max_prompt_tokens: int = 0  # tokens; 0: max_model_len - 1
     default_max_tokens: int | None = None
     deadline_s: float = 600.0  # for requests without streaming
     first_token_deadline_s: float = 120.0
-    price_version: int | None = None
+    inter_token_deadline_s: float = 60.0
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,6 +178,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     snapshot_max_age_s: float = 900.0
     metrics_token: str | None = None
     trusted_proxies: tuple[str, ...] = ()
+    valkey_url: str | None = None  # limits, queues and slots are shared there; None: this process is the only one
     min_free_disk_bytes: int = 1_000_000_000
     unsent_bytes_limit: int = 1_000_000
     drain_s: float = 30.0
@@ -139,7 +214,9 @@ class UsageRecord(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int = 0  # inside prompt_tokens
     completion_tokens: int = 0
     reasoning_tokens: int = 0  # inside completion_tokens
-    price_version: int | None = None
+    price_version: int | None = None  # fixed at admission; None: the route had no price in the tenant's currency
+    currency: str = ""
+    cost: int = 0  # nano-units of the currency
 
 
 PHASES = (
@@ -193,6 +270,10 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     decode_us: int = 0
     unattributed_us: int = 0  # what no phase covers
     preemptions: int = 0
+    role: str = ""  # of the target that it went to: stable, canary, shadow or fallback
+    retries: int = 0  # how often the client had sent it before, as far as it told or was recognised
+    currency: str = ""
+    cost: int = 0  # nano-units
     end_user: str = ""  # HMAC of the body's `user`, 16 hex digits
     client_request_id: str = ""  # the caller's own x-request-id, at most 64 characters
     trace_id: str = ""  # W3C, 32 hex digits

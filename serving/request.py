@@ -10,7 +10,7 @@ import uuid_utils
 
 from serving.errors import GatewayError
 from serving.metering import Counts, Usage
-from serving.port import Outcome, Principal, Replica, Route, Snapshot
+from serving.port import Outcome, Price, Principal, Replica, Route, Snapshot
 from serving.routing import Decision
 from serving.schemas import Ask
 from serving.telemetry.timeline import Anchor, EngineReport, FailedAttempt, Stamps
@@ -73,6 +73,7 @@ class Request:
         self.stamps = Stamps(received=arrival.received)
         self.ask: Ask | None = None
         self.route: Route | None = None
+        self.price: Price | None = None  # fixed at admission
         self.model = ""
         self.end_user = ""
         # dispatch

@@ -14,6 +14,19 @@ LEAST_CONNECTIONS = "least-connections"
 MAX_RECORDED = 16
 
 
+class Hints(msgspec.Struct, frozen=True, kw_only=True):
+    """What a caller wishes of routing. All but the session are for principals that may override."""
+
+    policy: str = ""
+    target: str = ""  # name or id of a deployment
+    replica: str = ""  # name or id of a replica
+    session: str = ""  # requests of one session stay together under session affinity
+    retry: int = 0  # which try of the same call this is, as the client tells it
+
+
+NO_HINTS = Hints()
+
+
 class Candidate(msgspec.Struct, frozen=True):
     """A replica and what is known of its load at this moment."""
 

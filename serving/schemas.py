@@ -170,6 +170,7 @@ class Ask(msgspec.Struct, kw_only=True):
     choices: int = 1
     max_tokens: int | None = None
     prompt_estimate: int = 0  # tokens, from the length of the text
+    prompt_bound: int = 0  # tokens at most, before what the chat template adds of its own
     user: str | None = None
 
 

@@ -19,6 +19,7 @@ import msgspec
 
 from serving import journal
 from serving.journal import Opened
+from serving.metering import Billed, cost
 from serving.port import Outcome, RecordRefused, RecordSink, RequestDetail, RequestRecord, Settled, UsageRecord
 
 log = logging.getLogger(__name__)
@@ -245,10 +246,20 @@ def _lost(entry: Opened, slots: dict[bytes, tuple[int, int, int]]) -> Settled:
     """Settle for a dead gateway: at least what its client received."""
     prompt, cached, completion = slots.get(uuid.UUID(entry.id).bytes, (0, 0, 0))
     counts: dict[str, Any] = {"prompt_tokens": prompt, "cached_tokens": cached, "completion_tokens": completion}
-    usage = UsageRecord(**_noted(entry, UsageRecord), **counts, outcome=Outcome.GATEWAY_LOST)
+    price = entry.price
+    owed = cost(Billed(prompt, cached, completion), price)
+    money: dict[str, Any] = {"cost": owed, "currency": price.currency if price else ""}
+    usage = UsageRecord(
+        **_noted(entry, UsageRecord),
+        **counts,
+        **money,
+        outcome=Outcome.GATEWAY_LOST,
+        price_version=price.version if price else None,
+    )
     record = RequestRecord(
         **_noted(entry, RequestRecord),
         **counts,
+        **money,
         outcome=Outcome.GATEWAY_LOST,
         status=0,
         code="gateway_lost",

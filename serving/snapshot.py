@@ -52,6 +52,6 @@ class Configuration:
                 self._by_deployment.setdefault(replica.deployment_id, []).append(replica)
         self._indexed = snapshot
         found: list[Replica] = []
-        for deployment_id in route.deployment_ids:
-            found += self._by_deployment.get(deployment_id, ())
+        for target in route.targets:
+            found += self._by_deployment.get(target.deployment_id, ())
         return found

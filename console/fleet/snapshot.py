@@ -18,7 +18,7 @@ from console.base.layout import write_atomically
 from console.errors import first_line
 from console.version import version
 from engine.adapters import embedded
-from serving.port import Principal, Replica, Route, Snapshot
+from serving.port import Principal, Replica, Route, Snapshot, Target
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,8 @@ WHERE r.state IN ('ready', 'draining')
 _ROUTES = """
 SELECT r.id::text, r.name, r.policy, r.max_model_len, r.max_prompt_tokens, r.default_max_tokens,
        r.deadline_s, r.first_token_deadline_s, extract(epoch FROM r.created_at)::bigint AS created,
-       coalesce(array_agg(t.deployment_id::text) FILTER (WHERE t.weight > 0), '{}') AS deployment_ids
+       coalesce(array_agg(t.deployment_id::text ORDER BY t.id) FILTER (WHERE t.weight > 0), '{}') AS deployment_ids,
+       coalesce(array_agg(t.weight ORDER BY t.id) FILTER (WHERE t.weight > 0), '{}') AS weights
 FROM fleet_route r LEFT JOIN fleet_routetarget t ON t.route_id = r.id
 GROUP BY r.id
 """
@@ -155,7 +156,8 @@ def _principal(row: dict[str, Any]) -> Principal:
 
 
 def _route(row: dict[str, Any]) -> Route:
-    return Route(**{**row, "deployment_ids": tuple(row["deployment_ids"])})
+    targets = tuple(map(Target, row.pop("deployment_ids"), row.pop("weights")))
+    return Route(**row, targets=targets)
 
 
 def _replica(row: dict[str, Any]) -> Replica:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from serving.answer import Answer, StreamAnswer, WholeAnswer
+from serving.answer import Answer
 from serving.dialect import Dialect
 from serving.errors import GatewayError
 from serving.exchange import Exchange
 from serving.port import GatewaySettings
 from serving.request import Request
+from serving.routing import Hints
 
 
 class HttpCaller:
@@ -22,14 +23,13 @@ class HttpCaller:
         return await self._exchange.body(self._settings.max_body_bytes)
 
     def answer(self, request: Request) -> Answer:
-        assert request.ask is not None
-        if request.ask.stream:
-            limit = self._settings.unsent_bytes_limit
-            return StreamAnswer(self._exchange, request, self.dialect, limit)
-        return WholeAnswer(self._exchange, request, self.dialect)
+        return self.dialect.answer(self._exchange, request, self._settings)
 
     async def refuse(self, error: GatewayError) -> None:
         await self._exchange.refuse(error)
+
+    def hints(self) -> Hints:
+        return self._exchange.hints()
 
     async def gone(self) -> None:
         await self._exchange.gone()

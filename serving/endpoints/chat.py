@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from serving import schemas
+from serving.answer import Shape
 from serving.dialect import Dialect
 
-CHAT = Dialect(
-    name="chat",
-    path="/v1/chat/completions",
-    parse=schemas.chat,
+SHAPE = Shape(
     chat=True,
     id_prefix="chatcmpl-",
     object="chat.completion",
     chunk_object="chat.completion.chunk",
+)
+CHAT = Dialect(
+    name="chat",
+    path="/v1/chat/completions",
+    parse=schemas.chat,
+    answer=SHAPE.answer,
+    chat=True,
 )

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from serving import schemas
+from serving.answer import Shape
 from serving.dialect import Dialect
 
-COMPLETIONS = Dialect(
-    name="completions",
-    path="/v1/completions",
-    parse=schemas.completion,
+SHAPE = Shape(
     chat=False,
     id_prefix="cmpl-",
     object="text_completion",
     chunk_object="text_completion",
+)
+COMPLETIONS = Dialect(
+    name="completions",
+    path="/v1/completions",
+    parse=schemas.completion,
+    answer=SHAPE.answer,
+    chat=False,
 )

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 REQUEST_ID = b"x-request-id"
 TRACEPARENT = b"traceparent"
+RETRY_COUNT = b"x-stainless-retry-count"  # OpenAI's and Anthropic's own clients send it
+POLICY = b"x-fanlight-policy"
+TARGET = b"x-fanlight-target"
+REPLICA = b"x-fanlight-replica"
+SESSION = b"x-fanlight-session"
 TIMELINE_HEADER = "x-fanlight-timeline"
 
 OPENAI_VERSION = b"2020-10-01"

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from serving import apikey
-from serving.metering import Billed, billed
+from serving.metering import Billed, billed, cost
 from serving.port import (
     GatewaySettings,
     Outcome,
@@ -69,7 +69,9 @@ def usage(request: Request, bill: Billed) -> UsageRecord:
         cached_tokens=bill.cached,
         completion_tokens=bill.completion,
         reasoning_tokens=bill.reasoning,
-        price_version=request.route.price_version if request.route else None,
+        price_version=request.price.version if request.price else None,
+        currency=request.price.currency if request.price else "",
+        cost=cost(bill, request.price),
     )
 
 
@@ -114,6 +116,8 @@ def _record(request: Request, bill: Billed, merged: Timeline, settings: GatewayS
         decode_us=merged.total("decode") // _US,
         unattributed_us=merged.unattributed // _US,
         preemptions=request.report.preemptions if request.report else 0,
+        currency=request.price.currency if request.price else "",
+        cost=cost(bill, request.price),
         end_user=request.end_user,
         client_request_id=request.arrival.client_request_id,
         trace_id=request.arrival.trace.trace_id,

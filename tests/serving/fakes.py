@@ -19,12 +19,14 @@ from serving.asgi import Gateway
 from serving.journal import Opened
 from serving.port import (
     GatewaySettings,
+    Price,
     Principal,
     Replica,
     ReplicaLoad,
     Route,
     Settled,
     Snapshot,
+    Target,
 )
 from serving.telemetry.timeline import boot_id
 
@@ -37,6 +39,7 @@ REVOKED_KEY = apikey.generate()
 MODEL = "tiny"
 WORDS = ("Paris", " is", " the", " capital", " of", " France", ".")
 PROMPT_TOKENS = 12
+PRICE = Price(version=7, currency="USD", input=500_000, cached_input=50_000, output=1_500_000)
 CACHED_TOKENS = 4
 
 
@@ -323,10 +326,10 @@ def route(**changes: Any) -> Route:
     facts: dict[str, Any] = {
         "id": "route-1",
         "name": MODEL,
-        "deployment_ids": ("deployment-1",),
+        "targets": (Target("deployment-1"),),
         "created": 1_700_000_000,
         "max_model_len": 8192,
-        "price_version": 7,
+        "prices": {"USD": PRICE},
     }
     return Route(**(facts | changes))
 

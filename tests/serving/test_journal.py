@@ -19,7 +19,7 @@ from serving.journal import Journal, Opened
 from serving.port import RecordRefused, RequestDetail, RequestRecord, Settled, UsageRecord
 from serving.shipper import REFUSED, Shipper
 from tests.serving.conftest import chat
-from tests.serving.fakes import PROMPT_TOKENS, WORDS, Stack
+from tests.serving.fakes import PRICE, PROMPT_TOKENS, WORDS, Stack
 
 ROOT = Path(__file__).parents[2]
 
@@ -63,7 +63,7 @@ def opened(request_id: str, slot: int = 0) -> Opened:
         model="m",
         stream=True,
         prompt_estimate=1,
-        price_version=7,
+        price=PRICE,
         deployment_id="d",
         replica_id="r",
         device="cpu",

@@ -1,0 +1,1 @@
+"""What all gateway processes decide together, in Valkey: limits, queues and slots."""
