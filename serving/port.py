@@ -164,6 +164,8 @@ class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
     kv_usage: float  # 0..1
     free_blocks: int
     steps: int
+    gpu_utilisation: float | None = None  # 0..1; None: it has no card, or cannot tell
+    gpu_memory: float | None = None  # 0..1 of the card in use
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -281,6 +283,12 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     gateway_version: str = ""
     snapshot_version: int = 0
     engine_version: str = ""
+
+
+SUMMARISED = frozenset(
+    ("stop", "logit_bias", "response_format", "tools", "tool_choice", "suffix", "structured_outputs")
+)
+"""Parameters whose values are the caller's content: a record keeps a number or a kind of them, never the value."""
 
 
 class RequestDetail(msgspec.Struct, frozen=True, kw_only=True):

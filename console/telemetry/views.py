@@ -30,6 +30,7 @@ from console.telemetry.kept import Kept
 from console.telemetry.models import RequestRecord
 from console.telemetry.scope import Scope, scope_of
 from console.telemetry.windows import Window
+from serving.port import SUMMARISED
 
 _STILL_POSSIBLE = timedelta(minutes=30)  # how long a request may run or be under way to the database
 _GROUP_TITLES: dict[str, Callable[[], str]] = {
@@ -408,25 +409,32 @@ def _speed(row: RequestRecord) -> float | None:
     return (row.completion_tokens - 1) / ((row.duration_us - row.ttft_us) / 1e6)
 
 
+# Messages and Responses are shown as the chat that they were made into: their parameters were kept so.
+_GENERATING = {
+    "chat": "chat/completions",
+    "messages": "chat/completions",
+    "responses": "chat/completions",
+    "completions": "completions",
+}
+
+
 def _sent(row: RequestRecord, body: dict[str, Any]) -> dict[str, Any]:
     """The request without its content, which is not kept."""
-    content = {"messages": [{"role": "user", "content": "…"}]} if row.endpoint == "chat" else {"prompt": "…"}
+    content: dict[str, Any]
+    if row.endpoint not in _GENERATING:
+        content = {"input": "…"} if row.endpoint == "embeddings" else {"prompt": "…"}
+        return {"model": row.model, **content, **_kept_params(body)}
+    content = {"prompt": "…"} if row.endpoint == "completions" else {"messages": [{"role": "user", "content": "…"}]}
     return {"model": row.model, **content, **_kept_params(body), "stream": row.stream}
-
-
-# Of these a record keeps a number or a kind, because their values are the caller's content.
-_SUMMARISED = frozenset(
-    ("stop", "logit_bias", "response_format", "tools", "tool_choice", "suffix", "structured_outputs")
-)
 
 
 def _kept_params(body: dict[str, Any]) -> dict[str, Any]:
     """The parameters that were kept as they were sent."""
-    return {name: value for name, value in body.get("params", {}).items() if name not in _SUMMARISED}
+    return {name: value for name, value in body.get("params", {}).items() if name not in SUMMARISED}
 
 
 def _path(row: RequestRecord) -> str:
-    return "chat/completions" if row.endpoint == "chat" else row.endpoint
+    return _GENERATING.get(row.endpoint, row.endpoint)
 
 
 def _curl(row: RequestRecord, body: dict[str, Any]) -> str:
@@ -462,7 +470,7 @@ def _python(row: RequestRecord, body: dict[str, Any]) -> str:
     lines = [f"    {k}={v!r}," for k, v in sent.items() if k in openai_names]
     if extra:
         lines.append(f"    extra_body={extra!r},")
-    call = "chat.completions" if row.endpoint == "chat" else "completions"
+    call = _path(row).replace("/", ".")
     return "\n".join(
         [
             "import os",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from serving import schemas
 from serving.answer import Shape
 from serving.dialect import Dialect
+from serving.schemas.chat import chat
 
 SHAPE = Shape(
     chat=True,
@@ -15,7 +15,7 @@ SHAPE = Shape(
 CHAT = Dialect(
     name="chat",
     path="/v1/chat/completions",
-    parse=schemas.chat,
+    parse=chat,
     answer=SHAPE.answer,
     chat=True,
 )

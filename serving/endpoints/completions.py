@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from serving import schemas
 from serving.answer import Shape
 from serving.dialect import Dialect
+from serving.schemas.completions import completion
 
 SHAPE = Shape(
     chat=False,
@@ -15,7 +15,7 @@ SHAPE = Shape(
 COMPLETIONS = Dialect(
     name="completions",
     path="/v1/completions",
-    parse=schemas.completion,
+    parse=completion,
     answer=SHAPE.answer,
     chat=False,
 )
