@@ -16,6 +16,7 @@ from console.errors import NotAllowed
 from console.fleet.live import PREFIX
 from console.fleet.snapshot import DatabaseSnapshots
 from console.keys.actions import ensure_playground_key, server_secret
+from console.tenants.limits import lower
 from console.tenants.queries import usable_tenants
 from console.version import version
 from serving.asgi import Gateway
@@ -148,4 +149,12 @@ def playground_principal(user: User, tenant_id: UUID | str) -> Principal:
         tenant_id=str(tenant.id),
         tenant_name=tenant.name,
         source="playground",
+        limits=key.limits(),
+        tenant_limits=tenant.limits(),
+        weight=tenant.weight,
+        priority=lower(key.priority, tenant.priority),
+        currency=tenant.currency,
+        billing_zone=tenant.billing_zone,
+        may_override=user.is_staff,
+        capture_content=tenant.capture_content,
     )

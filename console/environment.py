@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from console.base.egress import parse_allow
+
 PREFIX = "FANLIGHT_"
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -134,6 +136,13 @@ SETTINGS: tuple[Setting, ...] = (
         "Bearer token for /metrics from outside loopback. Empty: refused there.",
         str,
         secret=True,
+    ),
+    Setting(
+        "EGRESS_ALLOW",
+        "list of hosts and networks",
+        "",
+        "Where external endpoints may be called by http, on loopback and in private ranges.",
+        parse_allow,
     ),
     Setting(
         "THREADS",

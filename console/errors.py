@@ -17,7 +17,11 @@ class NotAllowed(ConsoleError):
 
 
 class Refused(ConsoleError):
-    """The state of things forbids it, or an argument cannot be used."""
+    """The state of things forbids it, or an argument cannot be used: then `field` names the argument."""
+
+    def __init__(self, message: str, field: str = "") -> None:
+        super().__init__(message)
+        self.field = field
 
 
 def first_line(error: BaseException) -> str:

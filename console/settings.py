@@ -89,6 +89,7 @@ INSTALLED_APPS = [
     "console.keys",
     "console.catalog",
     "console.fleet",
+    "console.pricing",
     "console.billing",
     "console.telemetry",
     "console.dashboards",

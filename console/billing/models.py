@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 from django.db import models
 
 
@@ -18,12 +20,16 @@ class UsageRecord(models.Model):
     cached_tokens = models.IntegerField()
     completion_tokens = models.IntegerField()
     reasoning_tokens = models.IntegerField()
-    price_version = models.IntegerField(null=True)
+    price_version = models.IntegerField(null=True)  # None: the model had no price in the tenant's currency
+    # Defaults of the database: a version that knows nothing of money may still be writing.
+    currency = models.CharField(max_length=3, db_default="")
+    cost = models.DecimalField(max_digits=24, decimal_places=9, db_default=Decimal(0))
 
     class Meta:
         ordering = ["id"]
         indexes = [
             models.Index(fields=["tenant_id", "started_at"]),
+            models.Index(fields=["key_id", "started_at"]),
             models.Index(fields=["started_at"]),
         ]
 

@@ -16,6 +16,7 @@ class Deployment(models.Model):
 
     class Engine(models.TextChoices):
         EMBEDDED = "embedded", _("Embedded (torch)")
+        EXTERNAL = "external", _("External endpoint")
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     name = models.CharField(max_length=80, unique=True)
@@ -30,6 +31,20 @@ class Deployment(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+
+class Endpoint(models.Model):
+    """Where an external deployment is reached: an OpenAI-compatible API that somebody else runs."""
+
+    deployment = models.OneToOneField(Deployment, on_delete=models.CASCADE, related_name="endpoint")
+    base_url = models.CharField(max_length=300)  # scheme, host, port, path before /v1
+    served_name = models.CharField(max_length=120)  # the model's name there
+    api_key_sealed = models.TextField(blank=True)  # see console.base.sealing
+    api_key_end = models.CharField(max_length=4, blank=True)  # to recognise it by
+    max_num_seqs = models.PositiveIntegerField(default=0)  # requests sent there at once; 0: unbounded
+
+    def __str__(self) -> str:
+        return f"{self.served_name} at {self.base_url}"
 
 
 class Replica(models.Model):
@@ -105,15 +120,29 @@ class Route(models.Model):
     class Policy(models.TextChoices):
         LEAST_CONNECTIONS = "least-connections", _("Least connections")
         ROUND_ROBIN = "round-robin", _("Round robin")
+        LOAD_AWARE = "load-aware", _("Load-aware")
+        PREFIX_AWARE = "prefix-aware", _("Prefix-aware")
+        SESSION_AFFINITY = "session-affinity", _("Session affinity")
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     name = models.CharField(max_length=120, unique=True)
     policy = models.CharField(max_length=24, choices=Policy.choices, default=Policy.LEAST_CONNECTIONS)
+    sticky = models.BooleanField(default=True, db_default=True)  # a key stays with one target while weights stay
+    queue_timeout_s = models.FloatField(default=10.0, db_default=10.0)
+    max_queued = models.PositiveIntegerField(default=1000, db_default=1000)
+    max_queued_tokens = models.PositiveIntegerField(default=4_000_000, db_default=4_000_000)
+    max_attempts = models.PositiveSmallIntegerField(default=3, db_default=3)
+    hedge_after_s = models.FloatField(null=True, blank=True)
     max_model_len = models.PositiveIntegerField(default=0)
     max_prompt_tokens = models.PositiveIntegerField(default=0)
     default_max_tokens = models.PositiveIntegerField(null=True, blank=True)
     deadline_s = models.FloatField(default=600.0)
     first_token_deadline_s = models.FloatField(default=120.0)
+    inter_token_deadline_s = models.FloatField(default=60.0, db_default=60.0)
+    objective_availability = models.FloatField(null=True, blank=True)  # share of requests that end well
+    objective_ttft_p99_ms = models.FloatField(null=True, blank=True)
+    objective_itl_p99_ms = models.FloatField(null=True, blank=True)
+    objective_jitter = models.FloatField(null=True, blank=True)  # ITL p99 over p50
     created_at = models.DateTimeField(auto_now_add=True)
     deployments = models.ManyToManyField(Deployment, through="RouteTarget", related_name="routes")
 
@@ -125,17 +154,39 @@ class Route(models.Model):
 
 
 class RouteTarget(models.Model):
-    """One deployment behind a route and its weight."""
+    """One deployment behind a route. Weights are relative; a shadow gets copies of weight percent of the requests."""
+
+    class Role(models.TextChoices):
+        STABLE = "stable", _("Stable")
+        CANARY = "canary", _("Canary")
+        SHADOW = "shadow", _("Shadow")
 
     route = models.ForeignKey(Route, on_delete=models.CASCADE, related_name="targets")
     deployment = models.ForeignKey(Deployment, on_delete=models.CASCADE, related_name="targets")
     weight = models.PositiveIntegerField(default=100)
+    role = models.CharField(max_length=8, choices=Role.choices, default=Role.STABLE, db_default="stable")
 
     class Meta:
+        ordering = ["id"]
         constraints = [models.UniqueConstraint(fields=["route", "deployment"], name="one_target_per_deployment")]
 
     def __str__(self) -> str:
-        return f"{self.route} → {self.deployment} ({self.weight})"
+        return f"{self.route} → {self.deployment} ({self.role} {self.weight})"
+
+
+class RouteFallback(models.Model):
+    """A deployment that answers when no target can; in the order of `position`."""
+
+    route = models.ForeignKey(Route, on_delete=models.CASCADE, related_name="fallbacks")
+    deployment = models.ForeignKey(Deployment, on_delete=models.CASCADE, related_name="fallback_of")
+    position = models.PositiveSmallIntegerField()
+
+    class Meta:
+        ordering = ["position"]
+        constraints = [models.UniqueConstraint(fields=["route", "deployment"], name="one_fallback_per_deployment")]
+
+    def __str__(self) -> str:
+        return f"{self.route} → {self.deployment} (fallback {self.position})"
 
 
 class ControllerLease(models.Model):

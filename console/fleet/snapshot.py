@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, LiteralString
 
 import msgspec
 import psycopg
@@ -15,38 +15,57 @@ from django.conf import settings
 from psycopg.rows import dict_row
 
 from console.base.layout import write_atomically
+from console.base.sealing import SealBroken, unseal
 from console.errors import first_line
+from console.tenants.limits import LIMITS, limits_of, lower
 from console.version import version
 from engine.adapters import embedded
-from serving.port import Principal, Replica, Route, Snapshot, Target
+from serving.port import Objectives, Price, Principal, Replica, Route, Snapshot, Target
 
 log = logging.getLogger(__name__)
 
 CHANNEL = "fanlight_snapshot"
 POLL_S = 0.5
 
-_VERSION = "SELECT version FROM base_snapshotversion WHERE id = 1"
-_KEYS = """
-SELECT k.digest, k.id::text AS key_id, k.name AS key_name, k.kind, k.allowed_models,
-       extract(epoch FROM k.expires_at)::float8 AS expires_at,
-       k.revoked_at IS NOT NULL OR NOT t.is_active AS revoked,
-       t.id::text AS tenant_id, t.name AS tenant_name
-FROM keys_apikey k JOIN tenants_tenant t ON t.id = k.tenant_id
-"""
+_VERSION = "SELECT version, extract(epoch FROM now())::float8 AS now FROM base_snapshotversion WHERE id = 1"
 _REPLICAS = """
 SELECT r.id::text, r.state, r.epoch, r.uds, r.device, r.engine_version, r.facts, r.ordinal,
-       d.id::text AS deployment_id, d.name AS deployment_name, d.engine
+       d.id::text AS deployment_id, d.name AS deployment_name, d.engine, e.api_key_sealed
 FROM fleet_replica r JOIN fleet_deployment d ON d.id = r.deployment_id
+     LEFT JOIN fleet_endpoint e ON e.deployment_id = d.id
 WHERE r.state IN ('ready', 'draining')
 """
 _ROUTES = """
-SELECT r.id::text, r.name, r.policy, r.max_model_len, r.max_prompt_tokens, r.default_max_tokens,
-       r.deadline_s, r.first_token_deadline_s, extract(epoch FROM r.created_at)::bigint AS created,
-       coalesce(array_agg(t.deployment_id::text ORDER BY t.id) FILTER (WHERE t.weight > 0), '{}') AS deployment_ids,
-       coalesce(array_agg(t.weight ORDER BY t.id) FILTER (WHERE t.weight > 0), '{}') AS weights
-FROM fleet_route r LEFT JOIN fleet_routetarget t ON t.route_id = r.id
-GROUP BY r.id
+SELECT r.*, r.id::text AS id, extract(epoch FROM r.created_at)::bigint AS created,
+       array(SELECT f.deployment_id::text FROM fleet_routefallback f WHERE f.route_id = r.id ORDER BY f.position)
+           AS fallbacks
+FROM fleet_route r
 """
+_TARGETS = (
+    "SELECT route_id::text, deployment_id::text, weight, role FROM fleet_routetarget WHERE weight > 0 ORDER BY id"
+)
+_PRICES = """
+SELECT DISTINCT ON (model, currency) model, currency, version,
+       (input * 1000000)::bigint AS input, (cached_input * 1000000)::bigint AS cached_input,
+       (output * 1000000)::bigint AS output
+FROM pricing_price WHERE effective_at <= now()
+ORDER BY model, currency, effective_at DESC, version DESC
+"""
+_NEXT_PRICE = "SELECT extract(epoch FROM min(effective_at))::float8 AS at FROM pricing_price WHERE effective_at > now()"
+
+
+def _limit_columns(table: str, prefix: str) -> str:
+    return ", ".join(f"{table}.{name} AS {prefix}{name}" for name in LIMITS)
+
+
+_KEYS = f"""
+SELECT k.digest, k.id::text AS key_id, k.name AS key_name, k.kind, k.allowed_models, k.may_override,
+       extract(epoch FROM k.expires_at)::float8 AS expires_at,
+       k.revoked_at IS NOT NULL OR NOT t.is_active AS revoked, k.priority AS key_priority,
+       t.id::text AS tenant_id, t.name AS tenant_name, t.weight, t.priority, t.currency, t.billing_zone,
+       t.capture_content, {_limit_columns("k", "key_")}, {_limit_columns("t", "tenant_")}
+FROM keys_apikey k JOIN tenants_tenant t ON t.id = k.tenant_id
+"""  # noqa: S608  names of columns are our own
 
 
 class DatabaseSnapshots:
@@ -55,6 +74,7 @@ class DatabaseSnapshots:
     def __init__(self, cache_file: Path) -> None:
         self._cache_file = cache_file
         self._snapshot = _from_disk(cache_file)
+        self._next_price_at: float | None = None  # the database's seconds; then prices change without a write
         self._task: asyncio.Task[None] | None = None
         self._writing: asyncio.Task[None] | None = None
 
@@ -98,10 +118,11 @@ class DatabaseSnapshots:
 
     async def _refresh(self, connection: psycopg.AsyncConnection[dict[str, Any]]) -> None:
         row = await (await connection.execute(_VERSION)).fetchone()
-        if row and row["version"] == self._snapshot.version:
+        due = row is not None and self._next_price_at is not None and row["now"] >= self._next_price_at
+        if row and row["version"] == self._snapshot.version and not due:
             self._snapshot = msgspec.structs.replace(self._snapshot, taken_at=time.time())
             return
-        self._snapshot = await _load(connection)
+        self._snapshot, self._next_price_at = await _load(connection)
         self._writing = asyncio.create_task(asyncio.to_thread(_to_disk, self._cache_file, self._snapshot))
         await asyncio.shield(self._writing)
 
@@ -122,24 +143,30 @@ async def connect() -> psycopg.AsyncConnection[dict[str, Any]]:
     )
 
 
-async def _load(connection: psycopg.AsyncConnection[dict[str, Any]]) -> Snapshot:
-    """All rows and their version from one consistent view."""
+async def _load(connection: psycopg.AsyncConnection[dict[str, Any]]) -> tuple[Snapshot, float | None]:
+    """All rows and their version from one consistent view, and when the next price takes effect."""
+
+    async def rows(sql: LiteralString) -> list[dict[str, Any]]:
+        return await (await connection.execute(sql)).fetchall()
+
     await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
     try:
-        version_row = await (await connection.execute(_VERSION)).fetchone()
-        keys = await (await connection.execute(_KEYS)).fetchall()
-        replicas = await (await connection.execute(_REPLICAS)).fetchall()
-        routes = await (await connection.execute(_ROUTES)).fetchall()
+        versions = await rows(_VERSION)
+        keys = await rows(_KEYS)
+        replicas = await rows(_REPLICAS)
+        routes, targets, prices = await rows(_ROUTES), await rows(_TARGETS), await rows(_PRICES)
+        (next_price,) = await rows(_NEXT_PRICE)
     finally:
         await connection.execute("COMMIT")
-    return Snapshot(
-        version=version_row["version"] if version_row else 0,
+    snapshot = Snapshot(
+        version=versions[0]["version"] if versions else 0,
         taken_at=time.time(),
         keys={row["digest"]: _principal(row) for row in keys if row["digest"]},
         playground={row["tenant_id"]: _principal(row) for row in keys if row["kind"] == "playground"},
-        routes={row["name"]: _route(row) for row in routes},
-        replicas={row["id"]: _replica(row) for row in replicas},
+        routes={row["name"]: _route(row, targets, prices) for row in routes},
+        replicas={replica.id: replica for replica in map(_replica, replicas) if replica is not None},
     )
+    return snapshot, next_price["at"]
 
 
 def _principal(row: dict[str, Any]) -> Principal:
@@ -152,16 +179,46 @@ def _principal(row: dict[str, Any]) -> Principal:
         allowed_models=tuple(row["allowed_models"]) if row["allowed_models"] else None,
         expires_at=row["expires_at"],
         revoked=row["revoked"],
+        limits=limits_of(row, "key_"),
+        tenant_limits=limits_of(row, "tenant_"),
+        weight=row["weight"],
+        priority=lower(row["key_priority"], row["priority"]),
+        currency=row["currency"],
+        billing_zone=row["billing_zone"],
+        may_override=row["may_override"],
+        capture_content=row["capture_content"],
     )
 
 
-def _route(row: dict[str, Any]) -> Route:
-    targets = tuple(map(Target, row.pop("deployment_ids"), row.pop("weights")))
-    return Route(**row, targets=targets)
+_ROUTE_COLUMNS = frozenset(Route.__struct_fields__) - {"targets", "fallbacks", "objectives", "prices", "owned_by"}
 
 
-def _replica(row: dict[str, Any]) -> Replica:
+def _route(row: dict[str, Any], targets: list[dict[str, Any]], prices: list[dict[str, Any]]) -> Route:
+    objectives = {name: row[f"objective_{name}"] for name in Objectives.__struct_fields__}
+    return Route(
+        **{name: row[name] for name in _ROUTE_COLUMNS},
+        targets=tuple(
+            Target(t["deployment_id"], t["weight"], t["role"]) for t in targets if t["route_id"] == row["id"]
+        ),
+        fallbacks=tuple(row["fallbacks"]),
+        objectives=Objectives(**objectives),
+        prices={
+            p["currency"]: Price(**{name: p[name] for name in Price.__struct_fields__})
+            for p in prices
+            if p["model"] == row["name"]
+        },
+    )
+
+
+def _replica(row: dict[str, Any]) -> Replica | None:
+    """None for an endpoint whose key cannot be read: it must not take the others along."""
     facts = row["facts"]
+    external = row["engine"] == "external"
+    try:
+        api_key = unseal(row["api_key_sealed"]) if external and row["api_key_sealed"] else None
+    except SealBroken as error:
+        log.error("snapshot: the API key of %s cannot be read: %s", row["deployment_name"], error)
+        return None
     return Replica(
         id=row["id"],
         name=f"{row['deployment_name']} r{row['ordinal']}",
@@ -170,16 +227,22 @@ def _replica(row: dict[str, Any]) -> Replica:
         state=row["state"],
         engine=row["engine"],
         engine_version=row["engine_version"],
-        runtime=f"{row['engine']} {row['engine_version']}",
+        runtime=f"{row['engine']} {row['engine_version']}".strip(),
         device=row["device"],
         epoch=row["epoch"],
         uds=row["uds"] or None,
+        url=facts.get("url") if external else None,
+        addresses=tuple(facts.get("addresses", ())) if external else (),
+        api_key=api_key,
         served_name=facts.get("model", ""),
-        extras=embedded.CALLER_EXTRAS if row["engine"] == "embedded" else None,
+        extras=_EXTRAS.get(row["engine"]),
         max_num_seqs=facts.get("max_num_seqs", 0),
         num_blocks=facts.get("num_blocks", 0),
         block_size=facts.get("block_size", 0),
     )
+
+
+_EXTRAS = {"embedded": embedded.CALLER_EXTRAS, "external": frozenset[str]()}
 
 
 def _from_disk(path: Path) -> Snapshot:

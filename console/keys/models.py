@@ -10,10 +10,11 @@ from django.db import models
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
+from console.tenants.limits import Limited, Priority
 from console.tenants.models import Tenant
 
 
-class APIKey(models.Model):
+class APIKey(Limited):
     """One key of a tenant. The playground of a tenant is a key without a digest: nobody can present it."""
 
     class Kind(models.TextChoices):
@@ -27,6 +28,12 @@ class APIKey(models.Model):
     digest = models.CharField(max_length=64, unique=True, null=True)
     display = models.CharField(max_length=16, blank=True)
     allowed_models = ArrayField(models.CharField(max_length=120), null=True, blank=True)
+    priority = models.CharField(
+        max_length=8, choices=Priority.choices, blank=True, db_default=""
+    )  # empty: the tenant's
+    may_override = models.BooleanField(
+        default=False, db_default=False
+    )  # may choose policy, target and replica by header
     expires_at = models.DateTimeField(null=True, blank=True)
     revoked_at = models.DateTimeField(null=True, blank=True)
     created_at = models.DateTimeField(auto_now_add=True)

@@ -6,6 +6,8 @@ so either gives the other: query with both, or the planner visits every partitio
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 from django.db import models
 
 
@@ -43,6 +45,10 @@ class RequestRecord(models.Model):
     decode_us = models.BigIntegerField()
     unattributed_us = models.BigIntegerField()
     preemptions = models.SmallIntegerField()
+    role = models.CharField(max_length=8, db_default="")
+    retries = models.SmallIntegerField(db_default=0)
+    currency = models.CharField(max_length=3, db_default="")
+    cost = models.DecimalField(max_digits=24, decimal_places=9, db_default=Decimal(0))
     end_user = models.CharField(max_length=16)
     client_request_id = models.CharField(max_length=64)
     trace_id = models.CharField(max_length=32)

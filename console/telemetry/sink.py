@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -99,6 +100,7 @@ def _row(struct: UsageRecord | RequestRecord, limits: Limits) -> tuple[Any, ...]
     names = struct.__struct_fields__
     values = [_fitted(getattr(struct, name), limits.get(name)) for name in names]
     values[names.index("started_at")] = _when(struct.started_at)
+    values[names.index("cost")] = Decimal(struct.cost).scaleb(-9)  # exact: whole nano-units
     return tuple(values)
 
 

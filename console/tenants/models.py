@@ -9,8 +9,10 @@ from django.core.validators import RegexValidator
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from console.tenants.limits import Limited, Priority
 
-class Tenant(models.Model):
+
+class Tenant(Limited):
     """A team or customer. Keys, usage and requests belong to exactly one."""
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
@@ -23,6 +25,12 @@ class Tenant(models.Model):
     is_active = models.BooleanField(default=True)
     currency = models.CharField(max_length=3, default="USD")
     billing_zone = models.CharField(max_length=64, default="UTC")
+    weight = models.PositiveIntegerField(
+        default=100, db_default=100
+    )  # its share of a queue, against other tenants' weights
+    priority = models.CharField(max_length=8, choices=Priority.choices, default=Priority.NORMAL, db_default="normal")
+    capture_content = models.BooleanField(default=False, db_default=False)  # prompts and answers are kept, redacted
+    capture_days = models.PositiveSmallIntegerField(default=7, db_default=7)
     created_at = models.DateTimeField(auto_now_add=True)
     members = models.ManyToManyField(settings.AUTH_USER_MODEL, through="Membership", related_name="tenants")
 
