@@ -25,6 +25,7 @@ class Piece(msgspec.Struct):
 
     choice: Choice
     raw: bytes
+    stopped_by: str | None = None  # the stop string that ended this choice
 
 
 NOTHING: list[Piece] = []
@@ -87,7 +88,7 @@ class Editor:
         if reason is not None:
             self._open.discard(choice.index)
             self.finish_reason = reason
-            pieces.append(self._finish(choice.index, reason))
+            pieces.append(self._finish(choice.index, reason, None if stop is None else stop.matched))
 
     def _filter(self, stop: StopFilter, choice: Choice, source: dict[str, Any], *, ended: bool) -> None:
         """Replace the text of a choice by what may be shown; its logprobs wait for the text they belong to."""
@@ -113,11 +114,11 @@ class Editor:
             return (choice.delta.content if choice.delta is not None else None) or ""
         return choice.text or ""
 
-    def _finish(self, index: int, reason: str) -> Piece:
+    def _finish(self, index: int, reason: str, stopped_by: str | None) -> Piece:
         said = b'"delta":{}' if self._chat else b'"text":""'
         raw = b'[{"index":%d,%s,"logprobs":null,"finish_reason":%s}]'
         choice = Choice(index=index, finish_reason=reason)
-        return Piece(choice, raw % (index, said, msgspec.json.encode(reason)))
+        return Piece(choice, raw % (index, said, msgspec.json.encode(reason)), stopped_by)
 
 
 def merged_logprobs(one: dict[str, Any] | None, other: dict[str, Any] | None) -> dict[str, Any] | None:
