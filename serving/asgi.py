@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import platform
 import time
 from collections.abc import Iterator
 
-from serving import auth
+from serving import auth, coordination
+from serving.coordination.contract import Coordinator
 from serving.endpoints import health, models
 from serving.endpoints.base import HttpCaller
 from serving.endpoints.chat import CHAT
@@ -46,8 +48,15 @@ class Gateway:
 
     inference: Inference
 
-    def __init__(self, settings: GatewaySettings, snapshots: SnapshotSource, live: LiveState) -> None:
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        snapshots: SnapshotSource,
+        live: LiveState,
+        coordinator: Coordinator | None = None,
+    ) -> None:
         self._settings = settings
+        self._coordinator = coordinator or coordination.make(settings.valkey_url, settings.instance)
         self._live = live
         self._configuration = Configuration(snapshots, settings.snapshot_max_age_s)
         self._pool = ReplicaPool()
@@ -59,7 +68,10 @@ class Gateway:
         """Open the journal and begin to serve. Call it after any fork."""
         settings = self._settings
         journal = Journal(settings.journal_root, settings.instance, settings.max_in_flight + _SPARE_SLOTS)
-        self._pipeline = Pipeline(settings, self._configuration, self._live, journal, self._metrics, self._pool)
+        await self._coordinator.start()
+        self._pipeline = Pipeline(
+            settings, self._configuration, self._live, journal, self._metrics, self._pool, self._coordinator
+        )
         self.inference = Playground(self._pipeline)
         self._tending = asyncio.create_task(self._tend())
 
@@ -86,7 +98,8 @@ class Gateway:
         await self.drain()
         if self._tending is not None:
             self._tending.cancel()
-        await self._pool.close()
+        self._pool.close()
+        await self._coordinator.stop()
         pipeline.journal.close()
         self._pipeline = None
 
@@ -113,6 +126,9 @@ class Gateway:
     async def _dispatch(self, exchange: Exchange) -> None:
         path = exchange.path
         if path in DIALECTS:
+            greet = DIALECTS[path].greet
+            if greet is not None:
+                greet(exchange)
             _allow(exchange, "POST")
             await self._generate(exchange)
         elif path == models.PATH or path.startswith(models.PATH + "/"):
@@ -152,7 +168,7 @@ class Gateway:
 
     def _authenticate(self, exchange: Exchange) -> tuple[Principal, Snapshot]:
         snapshot = self._configuration.current()
-        authorization = exchange.header(b"authorization")
+        authorization = exchange.header(b"authorization") or _authorization(exchange.header(b"x-api-key"))
         try:
             return auth.authenticate(authorization, snapshot, self._settings.secret), snapshot
         except Unauthenticated as error:
@@ -165,12 +181,19 @@ class Gateway:
         return self._pipeline
 
     async def _tend(self) -> None:
-        """Once a second: retry records that the disk refused, drop connections to replicas that are gone."""
+        """Four times a second look at deadlines; once a second retry what the disk refused and forget what is gone."""
         pipeline = self._running()
-        while True:
-            await asyncio.sleep(_TEND_EVERY_S)
-            pipeline.journal.retry_unwritten()
-            await self._pool.prune(self._configuration.peek().replicas)
+        for turn in itertools.count(1):
+            await asyncio.sleep(_TEND_EVERY_S / 4)
+            try:
+                pipeline.check_deadlines()
+                if turn % 4 == 0:
+                    pipeline.journal.retry_unwritten()
+                    replicas = self._configuration.peek().replicas
+                    self._pool.prune(replicas)
+                    pipeline.router.prune(replicas)
+            except Exception:  # one that dies quietly would leave every deadline unwatched
+                log.exception("gateway: tending failed; trying again")
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         while True:
@@ -205,8 +228,13 @@ class Gateway:
         yield names.JOURNAL_DROPPED, "Refusals that a full disk left no room for", {}, journal.dropped
 
 
+def _authorization(key: str | None) -> str | None:
+    """Anthropic's clients send a key in a header of its own."""
+    return None if key is None else f"Bearer {key}"
+
+
 def _allow(exchange: Exchange, method: str) -> None:
-    if exchange.method != method:
+    if exchange.method != method and not (method == "GET" and exchange.method == "HEAD"):
         raise MethodNotAllowed(f"Use {method} for {exchange.path[:200]}.", headers=[(b"allow", method.encode())])
 
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from serving.errors import GatewayError
 from serving.metering import Usage
 from serving.schemas import Ask
 
@@ -29,8 +28,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     chat: bool = True  # the engine's chunks and choices are those of chat, not of plain completions
     generates: bool = True  # False: no text comes of it, the engine answers in one piece (embeddings)
     whole: Callable[[bytes, Request], Reply] | None = None  # reads an answer that an engine gives in one piece
-    envelope: Callable[[GatewayError], bytes] = GatewayError.envelope  # the body of an error
-    event: Callable[[GatewayError], bytes] = GatewayError.event  # an error after a stream has begun
+    greet: Callable[[Exchange], None] | None = None  # sets what else responses carry, and how they tell errors
 
 
 class Reply(msgspec.Struct, kw_only=True):
