@@ -15,6 +15,10 @@ from serving.endpoints import health, models
 from serving.endpoints.base import HttpCaller
 from serving.endpoints.chat import CHAT
 from serving.endpoints.completions import COMPLETIONS
+from serving.endpoints.embeddings import EMBEDDINGS
+from serving.endpoints.messages import COUNT_TOKENS, MESSAGES
+from serving.endpoints.responses import RESPONSES
+from serving.endpoints.tokenize import DETOKENIZE, TOKENIZE
 from serving.errors import (
     GatewayError,
     Internal,
@@ -37,7 +41,10 @@ from serving.telemetry.metrics import GaugeRow, Metrics
 
 log = logging.getLogger(__name__)
 
-DIALECTS = {dialect.path: dialect for dialect in (CHAT, COMPLETIONS)}
+DIALECTS = {
+    dialect.path: dialect
+    for dialect in (CHAT, COMPLETIONS, RESPONSES, MESSAGES, COUNT_TOKENS, EMBEDDINGS, TOKENIZE, DETOKENIZE)
+}
 _SPARE_SLOTS = 64
 _TEND_EVERY_S = 1.0
 _CUT_TIMEOUT_S = 5.0
