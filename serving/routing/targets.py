@@ -24,14 +24,14 @@ class TargetChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def takers(
-    replicas: Iterable[Replica], verdict: Callable[[str], str], avoid: Collection[str] = ()
+    replicas: Iterable[Replica], verdict: Callable[[Replica], str], avoid: Collection[str] = ()
 ) -> dict[str, list[Replica]]:
     """Replicas that can take a request now, by deployment.
 
-    `verdict` is health's, by replica id; `avoid` names replicas that have just failed this request: they count again
+    `verdict` is health's; `avoid` names replicas that have just failed this request: they count again
     where nothing else is left.
     """
-    able = [each for each in replicas if each.state == "ready" and not verdict(each.id)]
+    able = [each for each in replicas if each.state == "ready" and not verdict(each)]
     fresh = [each for each in able if each.id not in avoid] or able
     grouped: dict[str, list[Replica]] = {}
     for each in fresh:

@@ -171,7 +171,7 @@ def test_takers_are_ready_well_and_not_just_failed() -> None:
     sick = {"id-2": "breaker open"}
 
     def found(avoid: tuple[str, ...] = ()) -> dict[str, list[str]]:
-        by_deployment = takers(every, lambda each: sick.get(each, ""), avoid)
+        by_deployment = takers(every, lambda each: sick.get(each.id, ""), avoid)
         return {deployment: [each.id for each in group] for deployment, group in by_deployment.items()}
 
     assert found() == {"a": ["id-1"], "b": ["id-3"]}
