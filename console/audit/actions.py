@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -9,6 +10,7 @@ from uuid import UUID
 from django.db.models import Model
 
 from console.audit.models import AuditEntry
+from console.base.fields import told
 from console.base.models import User
 
 
@@ -46,3 +48,13 @@ def record(actor: Actor, action: str, target: Model, tenant_id: UUID | None = No
         details=details,
         address=actor.address,
     )
+
+
+def change(row: Model, values: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Write the columns that differ, and return {name: [old, new]} of them for the audit log."""
+    differing = {name: [getattr(row, name), value] for name, value in values.items() if getattr(row, name) != value}
+    for name, (_old, new) in differing.items():
+        setattr(row, name, new)
+    if differing:
+        row.save(update_fields=list(differing))
+    return {name: list(map(told, pair)) for name, pair in differing.items()}

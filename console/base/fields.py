@@ -6,6 +6,7 @@ The same tables serve pages, commands and the API, so that a value is refused ev
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
@@ -101,6 +102,25 @@ def text(longest: int, shortest: int = 1) -> Check:
         return value.strip()
 
     return check
+
+
+def moment(value: Any) -> datetime:
+    """A point in time by ISO 8601; without an offset it is UTC."""
+    if isinstance(value, datetime):
+        found = value
+    else:
+        try:
+            found = datetime.fromisoformat(value)
+        except (TypeError, ValueError):
+            raise ValueError("must be an ISO 8601 time, such as 2026-01-31T12:00:00Z") from None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def told(value: Any) -> Any:
+    """A kept value for JSON; amounts as text, so that no digit is lost on the way."""
+    if isinstance(value, Decimal):
+        return f"{value.normalize():f}"
+    return value.isoformat() if isinstance(value, datetime) else value
 
 
 def _number(value: Any) -> Decimal:

@@ -8,8 +8,10 @@ from console.base.admin import ReadOnlyAdmin
 from console.fleet.models import (
     ControllerLease,
     Deployment,
+    Endpoint,
     Replica,
     Route,
+    RouteFallback,
     RouteTarget,
     Transition,
 )
@@ -39,8 +41,21 @@ class RouteAdmin(ReadOnlyAdmin):
 
 @admin.register(RouteTarget)
 class RouteTargetAdmin(ReadOnlyAdmin):
-    list_display = ("route", "deployment", "weight")
+    list_display = ("route", "deployment", "role", "weight")
     list_select_related = ("route", "deployment")
+
+
+@admin.register(RouteFallback)
+class RouteFallbackAdmin(ReadOnlyAdmin):
+    list_display = ("route", "position", "deployment")
+    list_select_related = ("route", "deployment")
+
+
+@admin.register(Endpoint)
+class EndpointAdmin(ReadOnlyAdmin):
+    list_display = ("deployment", "base_url", "served_name", "max_num_seqs")
+    list_select_related = ("deployment",)
+    exclude = ("api_key_sealed",)
 
 
 @admin.register(ControllerLease)

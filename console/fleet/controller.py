@@ -22,7 +22,7 @@ from django.utils import timezone
 
 from console.environment import ROOT
 from console.errors import first_line
-from console.fleet import probe, reconcile
+from console.fleet import external, probe, reconcile
 from console.fleet.actions import ensure_replicas, move_replica
 from console.fleet.heartbeat import Heartbeats
 from console.fleet.lease import Lease
@@ -50,6 +50,7 @@ class Controller:
         self._heartbeats = Heartbeats()
         self._verifications: dict[UUID, probe.Verification] = {}
         self._endings: dict[UUID, threading.Thread] = {}
+        self._checks = external.Checks(settings.ENV["EGRESS_ALLOW"])
 
     def run(self, stop: threading.Event) -> None:
         """Tick until `stop` is set. A database that is away is waited for; workers run on meanwhile.
@@ -73,7 +74,7 @@ class Controller:
         if not self._leads():
             return
         known = set()
-        for deployment in Deployment.objects.select_related("model"):
+        for deployment in Deployment.objects.select_related("model", "endpoint"):
             for replica in ensure_replicas(deployment):
                 replica.deployment = deployment
                 known.add(str(replica.id))
@@ -102,6 +103,9 @@ class Controller:
                 self.launcher.kill(replica_id)
 
     def _step(self, replica: Replica) -> None:
+        if replica.deployment.engine == Deployment.Engine.EXTERNAL:
+            self._step_external(replica)
+            return
         view = self.launcher.observe(str(replica.id))
         ours = view if view is not None and view.epoch == replica.epoch else None
         if ours is None and view is not None and view.alive:
@@ -119,6 +123,23 @@ class Controller:
         state, since = self._entered(replica)
         decision = reconcile.decide(state, time.monotonic() - since, self._failures.get(replica.id, 0), wanted, seen)
         self._act(replica, ours, decision)
+
+    def _step_external(self, replica: Replica) -> None:
+        """An endpoint has no worker: its address is checked, and checked again."""
+        endpoint = replica.deployment.endpoint
+        found = self._checks.ended(replica.id, endpoint.base_url)
+        wanted = replica.ordinal <= replica.deployment.desired_replicas
+        age_s = self._checks.age_s(replica.id)
+        step = external.decide(replica, endpoint, age_s, self._failures.get(replica.id, 0), wanted, found)
+        became_ready = step.state == State.READY != replica.state
+        changes = {**step.changes, "ready_at": timezone.now()} if became_ready else step.changes
+        self._move(replica, reconcile.Decision(step.state, step.reason), **changes)
+        if found is not None and found.addresses:
+            self._failures.pop(replica.id, None)
+        elif found is not None and replica.state == State.FAILED and not step.reason:
+            self._count_failure(replica)
+        if step.check:
+            self._checks.begin(replica.id, endpoint.base_url)
 
     def _act(self, replica: Replica, view: WorkerView | None, decision: reconcile.Decision) -> None:
         if decision.act is reconcile.Act.KILL:

@@ -30,7 +30,7 @@ POLL_S = 0.5
 _VERSION = "SELECT version, extract(epoch FROM now())::float8 AS now FROM base_snapshotversion WHERE id = 1"
 _REPLICAS = """
 SELECT r.id::text, r.state, r.epoch, r.uds, r.device, r.engine_version, r.facts, r.ordinal,
-       d.id::text AS deployment_id, d.name AS deployment_name, d.engine, e.api_key_sealed
+       d.id::text AS deployment_id, d.name AS deployment_name, d.engine, e.base_url, e.api_key_sealed
 FROM fleet_replica r JOIN fleet_deployment d ON d.id = r.deployment_id
      LEFT JOIN fleet_endpoint e ON e.deployment_id = d.id
 WHERE r.state IN ('ready', 'draining')
@@ -211,9 +211,14 @@ def _route(row: dict[str, Any], targets: list[dict[str, Any]], prices: list[dict
 
 
 def _replica(row: dict[str, Any]) -> Replica | None:
-    """None for an endpoint whose key cannot be read: it must not take the others along."""
+    """None for an endpoint whose key cannot be read: it must not take the others along.
+
+    And none for one whose address is newer than its check: a key goes to the host that it was given for, or nowhere.
+    """
     facts = row["facts"]
     external = row["engine"] == "external"
+    if external and facts.get("url") != row["base_url"]:
+        return None
     try:
         api_key = unseal(row["api_key_sealed"]) if external and row["api_key_sealed"] else None
     except SealBroken as error:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
 
-from console.audit.actions import Actor, record
+from console.audit.actions import Actor, change, record
+from console.base.fields import Check, checked, choice, flag, told
 from console.errors import NotAllowed, Refused
 from console.keys.models import APIKey
 from console.tenants.actions import may_manage
+from console.tenants.limits import CHECKS, Priority
 from console.tenants.models import Tenant
 from serving import apikey
+
+KEY_CHECKS: Mapping[str, Check] = {**CHECKS, "priority": choice(("", *Priority.values)), "may_override": flag}
 
 
 class NewKey(NamedTuple):
@@ -37,8 +41,9 @@ def create_key(
     name: str,
     allowed_models: Sequence[str] | None = None,
     expires_at: datetime | None = None,
+    limits: Mapping[str, Any] | None = None,
 ) -> NewKey:
-    """Make a key. Raises NotAllowed, or Refused for an empty name or an expiry in the past."""
+    """Make a key, with `limits` as in `set_key_limits`. Raises NotAllowed, or Refused for what cannot be used."""
     if not may_manage(actor, tenant):
         raise NotAllowed("Only owners of this tenant and platform admins can create keys.")
     name = name.strip()
@@ -46,6 +51,7 @@ def create_key(
         raise Refused("Give the key a name of 1 to 80 characters.")
     if expires_at is not None and expires_at <= timezone.now():
         raise Refused("The expiry lies in the past.")
+    found = _checked_limits(actor, limits or {})
     secret = apikey.generate()
     key = APIKey.objects.create(
         tenant=tenant,
@@ -55,9 +61,32 @@ def create_key(
         allowed_models=list(allowed_models) if allowed_models else None,
         expires_at=expires_at,
         created_by=actor.user,
+        **found,
     )
-    record(actor, "key.create", key, tenant.id, allowed_models=key.allowed_models)
+    record(
+        actor, "key.create", key, tenant.id, allowed_models=key.allowed_models, **{n: told(v) for n, v in found.items()}
+    )
     return NewKey(key, secret)
+
+
+@transaction.atomic
+def set_key_limits(actor: Actor, key: APIKey, values: Mapping[str, Any]) -> APIKey:
+    """Set limits and class of a key; what is not named stays. Raises NotAllowed, or Refused with the field."""
+    if not may_manage(actor, key.tenant):
+        raise NotAllowed("Only owners of this tenant and platform admins can change its keys.")
+    found = _checked_limits(actor, values)
+    key = APIKey.objects.select_for_update().get(pk=key.pk)
+    changed = change(key, found)
+    if changed:
+        record(actor, "key.limits", key, key.tenant_id, **changed)
+    return key
+
+
+def _checked_limits(actor: Actor, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Overrides reach past a route's own choices, to any replica: only the platform gives them out."""
+    if "may_override" in values and not actor.is_admin:
+        raise NotAllowed("Only platform admins can let a key choose policy, target and replica.")
+    return checked(KEY_CHECKS, values)
 
 
 @transaction.atomic

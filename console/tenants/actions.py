@@ -2,30 +2,68 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import re
+import zoneinfo
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from django.core.exceptions import ValidationError
 from django.db import transaction
 
-from console.audit.actions import Actor, record
+from console.audit.actions import Actor, change, record
+from console.base.fields import Check, checked, choice, flag, whole
 from console.base.models import User
 from console.base.passwords import one_time_password
 from console.errors import NotAllowed, Refused
+from console.tenants.limits import CHECKS, Priority
 from console.tenants.models import Membership, Tenant
+
+CAPTURE_CHECKS: Mapping[str, Check] = {"capture_content": flag, "capture_days": whole(1, 365)}
+TENANT_CHECKS: Mapping[str, Check] = {
+    **CHECKS,
+    **CAPTURE_CHECKS,
+    "weight": whole(1, 10_000),
+    "priority": choice(Priority.values),
+}
 
 
 @transaction.atomic
-def create_tenant(actor: Actor, name: str, display_name: str = "") -> Tenant:
-    """Make a tenant. Raises NotAllowed for anyone but an admin, Refused for a bad or taken name."""
+def create_tenant(
+    actor: Actor, name: str, display_name: str = "", currency: str = "USD", billing_zone: str = "UTC"
+) -> Tenant:
+    """Make a tenant. Raises NotAllowed for anyone but an admin, Refused for a bad or taken name.
+
+    Currency and billing zone stay: amounts that were spent have no other.
+    """
     if not actor.is_admin:
         raise NotAllowed("Only platform admins can create tenants.")
-    tenant = Tenant(name=name, display_name=display_name)
+    if not re.fullmatch("[A-Z]{3}", currency):
+        raise Refused("A currency is three capital letters, such as USD.", "currency")
+    if billing_zone not in zoneinfo.available_timezones():
+        raise Refused("A billing zone is an IANA name, such as Europe/Stockholm.", "billing_zone")
+    tenant = Tenant(name=name, display_name=display_name, currency=currency, billing_zone=billing_zone)
     try:
         tenant.full_clean()
     except ValidationError as error:
         raise Refused(" ".join(error.messages)) from error
     tenant.save()
     record(actor, "tenant.create", tenant, tenant.id)
+    return tenant
+
+
+@transaction.atomic
+def set_limits(actor: Actor, tenant: Tenant, values: Mapping[str, Any]) -> Tenant:
+    """Set limits, queue share and class of a tenant, and whether its contents are kept; what is not named stays.
+
+    Contents are the tenant's own: its owners decide about them too. Raises NotAllowed, or Refused with the field.
+    """
+    if not actor.is_admin and (set(values) - set(CAPTURE_CHECKS) or not may_manage(actor, tenant)):
+        raise NotAllowed("Only platform admins can change a tenant's limits.")
+    found = checked(TENANT_CHECKS, values)
+    tenant = Tenant.objects.select_for_update().get(pk=tenant.pk)
+    changed = change(tenant, found)
+    if changed:
+        record(actor, "tenant.limits", tenant, tenant.id, **changed)
     return tenant
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from console.base.fields import Check, money, optional, whole
+from console.base.fields import Check, money, optional, told, whole
 from serving.port import NANO, PRIORITIES, Budget, Limits
 
 RATES = (
@@ -68,7 +68,7 @@ class Limited(models.Model):
         return limits_of({name: getattr(self, name) for name in LIMITS})
 
     def limits_as_told(self) -> dict[str, Any]:
-        """For JSON and the audit log: money as text, so that no digit is lost on the way."""
+        """For JSON: money as text, so that no digit is lost on the way."""
         return {name: told(getattr(self, name)) for name in LIMITS}
 
 
@@ -84,11 +84,6 @@ def limits_of(row: Mapping[str, Any], prefix: str = "") -> Limits:
 def nano(amount: Decimal) -> int:
     """An amount of money in whole nano-units."""
     return int(amount * NANO)
-
-
-def told(value: Any) -> Any:
-    """A column's value for JSON."""
-    return f"{value.normalize():f}" if isinstance(value, Decimal) else value
 
 
 def lower(key_priority: str, tenant_priority: str) -> str:
