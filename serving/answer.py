@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import Any, Protocol
 
 import msgspec
 
-from serving.errors import GatewayError, Header, SlowReader
-from serving.exchange import JSON, Exchange
-from serving.metering import Billed
+from serving.dialect import Reply
+from serving.errors import GatewayError, Header, UpstreamFailed
+from serving.exchange import Exchange
+from serving.metering import Billed, Counts, Usage
 from serving.port import GatewaySettings
 from serving.request import Request
-from serving.stream import FLUSH_TIMEOUT_S, Outbox, Piece, merged_logprobs
+from serving.stream import BROKEN, Outbox, Piece, merged_logprobs
+from serving.upstream import parse_choices
 
 DONE = b"data: [DONE]\n\n"
 EVENT_STREAM: list[Header] = [
@@ -69,6 +70,32 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
             return StreamAnswer(exchange, request, self, settings.unsent_bytes_limit)
         return WholeAnswer(exchange, request, self)
 
+    def whole(self, body: bytes, request: Request) -> Reply:
+        """An answer that the engine gave in one piece: its choices as they are, under our own id and model."""
+        told = _wholes.decode(body)
+        choices = parse_choices(told.choices)
+        if not choices or any(choice.finish_reason in BROKEN for choice in choices):
+            raise UpstreamFailed("The engine gave up on this request.")
+        usage = told.usage or Usage()
+        bill = Counts()
+        bill.take(usage, usage.completion_tokens or 0)
+        head = _opening(request, self, self.object)
+        tail = msgspec.json.encode(usage_json(Billed(bill.prompt, bill.cached, bill.completion, bill.reasoning)))
+        return Reply(
+            usage=told.usage,
+            body=b"".join((head, told.choices, b',"usage":', tail, b"}")),
+            finish_reason=choices[0].finish_reason or "",
+            heard=sum(bool(choice.message) or bool(choice.text) for choice in choices),
+        )
+
+
+class _Whole(msgspec.Struct):
+    choices: msgspec.Raw
+    usage: Usage | None = None
+
+
+_wholes = msgspec.json.Decoder(_Whole)
+
 
 class StreamAnswer:
     """Server-sent events. The head goes out with the first text, so that a failure before it still has a status."""
@@ -100,17 +127,15 @@ class StreamAnswer:
     async def finish(self, usage: Billed) -> None:
         if self._include_usage:
             told = msgspec.json.encode(usage_json(usage))
-            self._outbox.put(b"".join((self._head, b'[],"usage":', told, b"}\n\n", DONE)))
+            await self._outbox.close(b"".join((self._head, b'[],"usage":', told, b"}\n\n", DONE)))
         else:
-            self._outbox.put(DONE)
-        await self._outbox.close()
+            await self._outbox.close(DONE)
 
     async def fail(self, error: GatewayError) -> None:
         if not self._request.started:
             await self._exchange.refuse(error)
             return
-        self._outbox.put(error.event())
-        await self._outbox.close()
+        await self._outbox.close(error.event())
 
     def abandon(self) -> None:
         self._outbox.abandon()
@@ -163,11 +188,7 @@ class WholeAnswer:
             )
         )
         self._request.started = True
-        try:
-            async with asyncio.timeout(FLUSH_TIMEOUT_S):
-                await self._exchange.respond(200, body, [JSON])
-        except TimeoutError:
-            raise SlowReader("The client did not read its answer.") from None
+        await self._exchange.deliver(body)
         self._request.stamps.delivered = time.monotonic_ns()
 
     async def fail(self, error: GatewayError) -> None:

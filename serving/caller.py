@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Coroutine
+from typing import Any, Protocol
 
 from serving.answer import Answer
+from serving.coordination.contract import Place
 from serving.dialect import Dialect
-from serving.errors import GatewayError
+from serving.errors import GatewayError, Header
 from serving.request import Request
 from serving.routing import Hints
 
@@ -22,11 +24,20 @@ class Caller(Protocol):
     def answer(self, request: Request) -> Answer:
         """Where to put the answer of an admitted request."""
 
+    def announce(self, headers: list[Header]) -> None:
+        """What every response to it carries from here on."""
+
+    def queued(self, place: Place) -> None:
+        """It waits for a replica, there in the queue."""
+
+    async def deliver(self, body: bytes, request: Request) -> None:
+        """An answer in one piece; stamps `delivered`."""
+
     async def refuse(self, error: GatewayError) -> None:
         """Tell it no, before there is an Answer."""
 
     def hints(self) -> Hints:
         """What it wishes of routing, whether or not it may have it."""
 
-    async def gone(self) -> None:
+    def gone(self) -> Coroutine[Any, Any, None]:
         """Return when it has left."""

@@ -12,6 +12,10 @@ from serving.request import Request
 from serving.schemas import EXTRAS, Ask
 from serving.telemetry import names
 
+STREAM_OPTIONS = {"include_usage": True}
+OUR_STREAM_OPTIONS = {"include_usage": True, "continuous_usage_stats": True}
+_TIMELINE = f"{names.TIMELINE_HEADER}: 1\r\n".encode()
+
 
 def check_extras(ask: Ask, replica: Replica) -> None:
     """Refuse a field that OpenAI does not document and this replica's engine does not take."""
@@ -21,28 +25,26 @@ def check_extras(ask: Ask, replica: Replica) -> None:
         raise BadRequest(f"The engine of this model does not take `{name}`.", param=name, code="unknown_parameter")
 
 
-def outgoing(request: Request, replica: Replica, secret: bytes) -> tuple[bytes, dict[str, str]]:
-    """Body and headers: always a stream with usage, and identity that no caller can set."""
+def outgoing(request: Request, replica: Replica, secret: bytes, head: bytes, *, stream: bool, identify: bool) -> bytes:
+    """The whole HTTP message: the channel's `head`, headers of ours, and a body with the identity no caller can set."""
     assert request.ask is not None
     # an engine may still be ending the attempt before this one, and ids are unique there
     request_id = f"{request.id}-{request.attempts + 1}" if request.attempts else request.id
-    body = {**request.ask.upstream, "model": replica.served_name, "stream": True}
-    if replica.engine == "external":  # a stranger's endpoint refuses what OpenAI does not document
-        body["stream_options"] = {"include_usage": True}
-    else:
-        body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+    body = {**request.ask.upstream, "model": replica.served_name}
+    external = replica.engine == "external"  # a stranger's endpoint refuses what OpenAI does not document
+    if stream:
+        body["stream"] = True
+        body["stream_options"] = STREAM_OPTIONS if external else OUR_STREAM_OPTIONS
+    if identify and not external:
         body["request_id"] = request_id
         body["cache_salt"] = apikey.cache_salt(request.principal.tenant_id, secret)
-    headers = {
-        "Content-Type": "application/json",
-        "Accept": "text/event-stream",
-        "x-request-id": request_id,
-        "traceparent": request.arrival.trace.header(),
-        names.TIMELINE_HEADER: "1",
-    }
-    if replica.api_key:
-        headers["Authorization"] = f"Bearer {replica.api_key}"
-    return msgspec.json.encode(body), headers
+    encoded = msgspec.json.encode(body)
+    ours = b"x-request-id: %b\r\ntraceparent: %b\r\nContent-Length: %d\r\n" % (
+        request_id.encode(),
+        request.arrival.trace.header().encode(),
+        len(encoded),
+    )
+    return b"".join((head, ours, b"" if external else _TIMELINE, b"\r\n", encoded))
 
 
 def opened(request: Request, replica: Replica, settings: GatewaySettings) -> Opened:

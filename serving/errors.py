@@ -9,7 +9,9 @@ GatewayError
 ├── RequestTimeout        408  the body did not arrive in time
 ├── TooLarge              413
 ├── UnsupportedMedia      415
+├── RateLimited           429  a limit of the key or its tenant, named
 ├── Unavailable           503  cannot be served right now; always with Retry-After
+│   └── EngineBusy             … the engine's own 503, after every replica that could be asked
 ├── EngineRefused         4xx  the engine's own answer, passed on
 ├── UpstreamFailed        502  the engine or the way to it failed
 │   ├── TransportFault         … before it could say why
@@ -143,6 +145,20 @@ class Unavailable(GatewayError):
 
     def __init__(self, message: str, *, code: str, retry_after: int = 5) -> None:
         super().__init__(message, code=code, retry_after=retry_after)
+
+
+class EngineBusy(Unavailable):
+    """The engine's own 503: back-pressure, which another replica may not have. Never a fault of the replica."""
+
+    code = "engine_overloaded"
+
+
+class RateLimited(GatewayError):
+    """A limit of the key or its tenant; the message names it."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
 
 
 class EngineRefused(GatewayError):

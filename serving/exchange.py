@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Callable, Coroutine, Iterable, MutableMapping
 from typing import Any
 
 import msgspec
 
-from serving import apikey
+from serving import apikey, eager
 from serving.errors import (
     ClientLeft,
     GatewayError,
     Header,
     RequestTimeout,
+    SlowReader,
     TooLarge,
     UnsupportedMedia,
 )
 from serving.request import Arrival
 from serving.routing import Hints
+from serving.stream import FLUSH_TIMEOUT_S
 from serving.telemetry import names, tracing
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
+Receive = Callable[[], Coroutine[Any, Any, Message]]
+Send = Callable[[Message], Coroutine[Any, Any, None]]
 
 JSON: Header = (b"content-type", b"application/json")
 BODY_TIMEOUT_S = 60.0
@@ -46,6 +48,7 @@ class Exchange:
         trace = tracing.continued(self.header(names.TRACEPARENT))
         self.arrival = Arrival(trace, _printable(self.header(names.REQUEST_ID) or ""))
         self.responding = False
+        self.extra: list[Header] = []  # what else every response to this request carries
 
     def header(self, name: bytes) -> str | None:
         value = self._headers.get(name)
@@ -74,9 +77,14 @@ class Exchange:
         declared = self.header(b"content-length") or ""
         if declared.isdecimal() and int(declared) > limit:
             raise TooLarge(limit)
+        over, body, rest = eager.begin(self._read(limit))
+        if over:
+            assert body is not None
+            return body
+        assert rest is not None
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):
-                return await self._read(limit)
+                return await rest
         except TimeoutError:
             raise RequestTimeout("The body did not arrive in time.") from None
 
@@ -91,7 +99,7 @@ class Exchange:
         message = {
             "type": "http.response.start",
             "status": status,
-            "headers": [*headers, *self._common()],
+            "headers": [*headers, *self.extra, *self._common()],
         }
         await self.send(message)
 
@@ -100,6 +108,18 @@ class Exchange:
         length = (b"content-length", b"%d" % len(body))
         await self.start(status, [*headers, length])
         await self.send({"type": "http.response.body", "body": body})
+
+    async def deliver(self, body: bytes) -> None:
+        """Write a whole answer; raises SlowReader where the client does not take it."""
+        over, _, rest = eager.begin(self.respond(200, body))
+        if over:
+            return
+        assert rest is not None
+        try:
+            async with asyncio.timeout(FLUSH_TIMEOUT_S):
+                await rest
+        except TimeoutError:
+            raise SlowReader("The client did not read its answer.") from None
 
     async def respond_json(self, status: int, value: Any) -> None:
         await self.respond(status, msgspec.json.encode(value))

@@ -1,4 +1,4 @@
-"""The one path that every request takes, whoever calls: admit, route, forward, stream, settle.
+"""The one path that every request takes, whoever calls: admit, queue and route, forward, stream, settle.
 
 `Run.serve` has one way out. However the work ends (done, refused, broken, timed out, the client gone, the process
 stopping) the engine's connection is closed first, which is the abort; then the client is told, if it is there; then the
@@ -12,36 +12,33 @@ import logging
 import random
 import time
 
-import msgspec
-
-from serving import admission, apikey, auth, dispatch, routing, upstream
+from serving import admission, apikey, auth, claims, dispatch, routing
 from serving.admission import Admission
 from serving.answer import Answer
+from serving.attempt import Attempt
 from serving.caller import Caller
+from serving.coordination.contract import Coordinator, Granted, Place, QueueTimeout, Refused, Used, Waiting
 from serving.errors import (
+    EngineBusy,
     GatewayError,
     Internal,
     ShuttingDown,
-    TransportFault,
     Unavailable,
     UpstreamFailed,
 )
 from serving.journal import Journal
-from serving.metering import Billed
+from serving.metering import Billed, billed, cost
 from serving.port import GatewaySettings, LiveState, Replica
 from serving.replicas import ReplicaPool
 from serving.request import GAP_UNIT_NS, Request
+from serving.router import Plan, Router
 from serving.snapshot import Configuration
-from serving.stream import Editor, Piece
 from serving.telemetry import record, timeline
 from serving.telemetry.metrics import Metrics
-from serving.telemetry.timeline import EngineReport
-from serving.upstream import DONE, Chunk, EngineStream
 from serving.watch import Watch
 
 log = logging.getLogger(__name__)
 
-MAX_ATTEMPTS = 3
 TELL_TIMEOUT_S = 3.0
 BACKOFF_S = 0.05  # doubled each time, and jittered
 
@@ -57,18 +54,20 @@ class Pipeline:
         journal: Journal,
         metrics: Metrics,
         pool: ReplicaPool,
+        coordinator: Coordinator,
     ) -> None:
         self.settings = settings
         self.configuration = configuration
-        self.live = live
         self.journal = journal
         self.metrics = metrics
         self.pool = pool
+        self.coordinator = coordinator
+        self.router = Router(configuration, live, pool, coordinator)
         self.admission = Admission(settings)
         self.in_flight: dict[str, Request] = {}
+        self.watched: dict[str, Watch] = {}
         self.stopping = False
         self.boot = timeline.boot_id()
-        self._turn = 0
 
     async def serve(self, request: Request, caller: Caller) -> None:
         """Serve one authenticated request to its end; it leaves exactly one Settled behind."""
@@ -80,15 +79,11 @@ class Pipeline:
         if delay:
             await asyncio.sleep(delay)
 
-    def choose(self, request: Request) -> routing.Decision:
-        """Ask routing, with the load of this moment; the newest Snapshot counts, also on a second attempt."""
-        assert request.route is not None
-        snapshot = self.configuration.peek()
-        replicas = self.configuration.replicas(snapshot, request.route)
-        candidates = [routing.Candidate(r, self.pool.in_flight(r.id), self.live.load(r.id)) for r in replicas]
-        self._turn += 1
-        avoid = [attempt.replica_id for attempt in request.failed]
-        return routing.choose(request.route.policy, candidates, turn=self._turn, avoid=avoid)
+    def check_deadlines(self) -> None:
+        """Cut what is over its time. One look at all requests, now and then, costs less than timers for each."""
+        now = time.monotonic_ns()
+        for watch in list(self.watched.values()):
+            watch.check(now)
 
     def check_open(self) -> None:
         """Refuse new work while stopping, on an outdated configuration, or over the gateway's own bounds."""
@@ -106,9 +101,9 @@ class Run:
         self._request = request
         self._caller = caller
         self._answer: Answer | None = None
-        self._stream: EngineStream | None = None
-        self._editor: Editor | None = None
+        self._attempt: Attempt | None = None
         self._watch: Watch | None = None
+        self._queue_until = 0.0  # by the monotonic clock
 
     async def serve(self) -> None:
         request = self._request
@@ -128,12 +123,12 @@ class Run:
         request.close(error)
         self._let_go(error)
         try:
-            await self._tell(error)
-            await self._pipeline.pause("settle")
+            if error is not None:
+                await self._tell(error)
+            if self._pipeline.settings.fault_delays:
+                await self._pipeline.pause("settle")
         finally:
             self._settle()
-        if self._stream is not None:
-            await self._stream.drain()
         if cancelled is not None:
             raise cancelled
 
@@ -148,14 +143,11 @@ class Run:
         await pipeline.pause("admission")
         self._admit(body)
         stamps.admitted = time.monotonic_ns()
-        self._answer = self._caller.answer(request)
         self._watch = Watch(request, self._caller)
-        await self._generate(self._answer)
-        self._watch.engine_ended()
-        await pipeline.pause("deliver")
-        assert self._editor is not None
-        request.finish_reason = self._editor.finish_reason
-        await self._answer.finish(self._usage())
+        pipeline.watched[request.id] = self._watch
+        replica = await self._claim(body)
+        self._answer = self._caller.answer(request)
+        await self._generate(replica, self._answer)
 
     def _admit(self, body: bytes) -> None:
         request = self._request
@@ -167,131 +159,154 @@ class Run:
         auth.check_valid(request.principal)
         request.route = admission.admit(ask, request.principal, request.snapshot)
         request.price = request.route.prices.get(request.principal.currency)
+        request.hints = routing.permitted(self._caller.hints(), request.principal)
 
-    async def _generate(self, answer: Answer) -> None:
-        """Try replicas until one answers; never again once the client may have seen a byte."""
+    # ---- queue and route
+
+    async def _claim(self, body: bytes) -> Replica:
+        """Limits, a place in the queue and a slot of a replica, in one decision."""
+        request, pipeline = self._request, self._pipeline
+        assert request.route is not None
+        await pipeline.pause("routing")
+        self._queue_until = time.monotonic() + request.route.queue_timeout_s
+        plan = self._plan()
+        claim = claims.claim(request, plan.pool, plan.ranking, body)
+        request.claimed = True
+        verdict = await pipeline.coordinator.admit(claim)
+        self._caller.announce(claims.headers(verdict))
+        if isinstance(verdict, Refused):
+            request.claimed = False
+            raise claims.refusal(verdict, request.principal.currency)
+        request.retries = max(verdict.retries, request.hints.retry)
+        return await self._granted(plan, verdict)
+
+    async def _move(self, error: GatewayError) -> Replica:
+        """A slot elsewhere for another attempt, after a moment; `error` counts where nobody else can be asked."""
         request = self._request
+        if not isinstance(error, EngineBusy):
+            backoff = BACKOFF_S * 2 ** (request.attempts - 1)
+            await asyncio.sleep(backoff * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+        try:
+            plan = self._plan()
+            asked = {attempt.replica_id for attempt in request.failed}
+            if isinstance(error, EngineBusy) and plan.ranking.ranked[0].replica.id in asked:
+                raise error
+            offered = claims.offered(plan.ranking)
+            verdict = await self._pipeline.coordinator.move(request.id, plan.pool, offered, least=plan.ranking.least)
+            return await self._granted(plan, verdict)
+        except Unavailable:
+            raise error from None
+
+    def _plan(self) -> Plan:
+        plan = self._pipeline.router.plan(self._request)
+        if not plan.ranking.ranked:
+            self._request.decision = routing.decided(plan.ranking, None, target=plan.choice)
+            raise Unavailable(
+                f"No replica can take this request: {self._request.decision.reason}.", code="no_ready_replica"
+            )
+        return plan
+
+    async def _granted(self, plan: Plan, verdict: Granted | Waiting) -> Replica:
+        request, stamps = self._request, self._request.stamps
+        stamps.claimed = time.monotonic_ns()
+        await self._pipeline.pause("queue")
+        if isinstance(verdict, Waiting):
+            request.place = Place(verdict.position, verdict.depth)
+            self._caller.queued(request.place)
+            verdict = await self._turn()
+            stamps.granted = time.monotonic_ns()
+        request.decision = routing.decided(plan.ranking, verdict.replica_id, verdict.in_use, target=plan.choice)
+        replica = request.replica = plan.replicas[verdict.replica_id]
+        assert request.ask is not None
+        dispatch.check_extras(request.ask, replica)
+        stamps.routed = time.monotonic_ns()
+        return replica
+
+    async def _turn(self) -> Granted:
+        request = self._request
+        try:
+            return await self._pipeline.coordinator.granted(request.id, self._queue_until - time.monotonic())
+        except QueueTimeout as timeout:
+            assert request.route is not None
+            raise Unavailable(
+                f"No replica had room within {request.route.queue_timeout_s:g} seconds; {timeout.depth} requests wait.",
+                code="queue_timeout",
+                retry_after=timeout.retry_after_s,
+            ) from None
+
+    # ---- generate
+
+    async def _generate(self, replica: Replica, answer: Answer) -> None:
+        """Try replicas until one answers; never again once the client may have seen a byte."""
+        request, pipeline = self._request, self._pipeline
         while True:
-            await self._route()
             try:
-                await self._attempt(answer)
-            except UpstreamFailed as error:
-                request.note_failure(error, time.monotonic_ns())
-                attempt = request.failed[-1]
-                log.warning("request %s: %s: %s", request.id, attempt.replica_id, attempt.error)
-                if request.started or request.attempts >= MAX_ATTEMPTS or not self._has_candidate():
+                await self._attempt_on(replica, answer)
+            except (UpstreamFailed, EngineBusy) as error:
+                self._note_failure(replica, error)
+                if not self._may_retry():
                     raise
-                self._pipeline.metrics.retried(attempt.replica_id, error.code)
+                pipeline.metrics.retried(replica.id, error.code)
                 answer.reset()
                 request.forget_attempt()
-                self._update_slot()
-                backoff = BACKOFF_S * 2 ** (request.attempts - 1)
-                await asyncio.sleep(backoff * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+                replica = await self._move(error)
             else:
                 return
 
-    async def _route(self) -> None:
-        request = self._request
-        await self._pipeline.pause("routing")
-        began = time.monotonic_ns()
-        decision = request.decision = self._pipeline.choose(request)
-        request.decided_at = time.monotonic_ns()
-        request.decided_in = request.decided_at - began
-        request.replica = decision.replica
-        if decision.replica is None:
-            raise Unavailable(f"No replica can take this request: {decision.reason}.", code="no_ready_replica")
-        assert request.ask is not None
-        dispatch.check_extras(request.ask, decision.replica)
-        request.stamps.routed = request.decided_at
-
-    def _has_candidate(self) -> bool:
-        return self._pipeline.choose(self._request).replica is not None
-
-    async def _attempt(self, answer: Answer) -> None:
-        request, pipeline = self._request, self._pipeline
-        replica = request.replica
-        assert replica is not None
-        channel = await pipeline.pool.channel(replica)
-        body, headers = dispatch.outgoing(request, replica, pipeline.settings.secret)
+    async def _attempt_on(self, replica: Replica, answer: Answer) -> None:
+        request, pipeline, dialect = self._request, self._pipeline, self._caller.dialect
         self._note_opened(replica)
-        request.attempts += 1
-        await pipeline.pause("connect")
-        request.stamps.posted = time.monotonic_ns()
-        channel.in_flight += 1
+        if pipeline.settings.fault_delays:
+            await pipeline.pause("connect")
+        attempt = self._attempt = Attempt(request, replica, dialect, pipeline.pool)
+        pipeline.router.sent(request, replica)
         try:
-            path = self._caller.dialect.upstream or self._caller.dialect.path
-            self._stream = await upstream.open_stream(channel, path, body, headers)
-            await self._relay(self._stream, answer)
-        except BaseException:
-            self._abort()
+            await self._exchange(attempt, replica, answer)
+        except GatewayError as error:
+            pipeline.router.went(replica, error, None)
             raise
-        finally:
-            request.stamps.ended = time.monotonic_ns()
-            await pipeline.pool.leave(channel)
+        except asyncio.CancelledError:
+            pipeline.router.went(replica, request.cut_by or ShuttingDown(), None)
+            raise
 
-    async def _relay(self, stream: EngineStream, answer: Answer) -> None:
-        """Pass on what the engine says until it has finished or nothing more of it is wanted."""
-        request = self._request
+    async def _exchange(self, attempt: Attempt, replica: Replica, answer: Answer) -> None:
+        """Ask the engine and hand its answer over."""
+        request, pipeline, dialect = self._request, self._pipeline, self._caller.dialect
         assert request.ask is not None
-        ask, stamps = request.ask, request.stamps
-        editor = Editor(chat=self._caller.dialect.chat, choices=ask.choices, stops=ask.stops)
-        self._editor = editor
-        done = False
-        while not done:
-            payloads = await stream.read()
-            if payloads is None:
-                break
-            stamps.last_chunk = time.monotonic_ns()
-            heard = editor.heard
-            pieces: list[Piece] = []
-            for payload in payloads:
-                if payload == DONE:
-                    done = True
-                    break
-                pieces += self._take(upstream.parse_chunk(payload), editor)
-            self._note_tokens(editor, editor.heard - heard)
-            if pieces:
-                answer.add(pieces)
-            if editor.finished and editor.stopped_early:
-                self._abort()  # a stop string ended it: the engine need not go on
-                return
-        if not editor.finished:
-            raise TransportFault("The engine's stream ended before its answer did.")
+        secret = pipeline.settings.secret
+        in_one_piece = replica.engine == "external" and not request.ask.stream and not request.ask.stops
+        if dialect.whole is not None and (in_one_piece or not dialect.generates):
+            assert self._watch is not None
+            self._watch.expects_tokens = False
+            reply = await attempt.whole(secret)
+            await self._engine_ended(replica, reply.finish_reason)
+            await self._caller.deliver(reply.body, request)
+        else:
+            relay = await attempt.stream(answer, pipeline.journal.slots, secret)
+            await self._engine_ended(replica, relay.finish_reason)
+            await answer.finish(self._usage())
 
-    def _take(self, chunk: Chunk, editor: Editor) -> list[Piece]:
+    async def _engine_ended(self, replica: Replica, finish_reason: str) -> None:
+        """The answer is complete: only its client can still spoil it."""
+        assert self._watch is not None
+        self._watch.engine_ended()
+        stamps = self._request.stamps
+        self._pipeline.router.went(replica, None, (stamps.first_chunk - stamps.posted) / 1e9)
+        self._request.finish_reason = finish_reason
+        if self._pipeline.settings.fault_delays:
+            await self._pipeline.pause("deliver")
+
+    def _may_retry(self) -> bool:
         request = self._request
-        if chunk.usage is not None:
-            choices = upstream.parse_choices(chunk.choices) if editor.several else []
-            request.count(chunk.usage, choices)
-        if chunk.fanlight:
-            self._take_report(chunk.fanlight)
-        return editor.edit(chunk.choices)
+        assert request.route is not None
+        if request.started or request.attempts >= request.route.max_attempts:
+            return False
+        return self._pipeline.router.health.may_retry(time.monotonic())
 
-    def _take_report(self, raw: msgspec.Raw) -> None:
-        """The engine's timeline is welcome and never essential: what cannot be read is left out."""
-        try:
-            report = msgspec.json.decode(raw, type=EngineReport)
-        except (msgspec.DecodeError, RecursionError):
-            log.warning("request %s: the engine's timeline cannot be read", self._request.id)
-            return
-        self._request.report = report.merged(self._request.report)
-
-    def _note_tokens(self, editor: Editor, heard: int) -> None:
-        """Count before anything is sent on, where it outlives this process."""
-        request, counts = self._request, self._request.counts
-        counts.relayed = editor.heard
-        if heard:
-            now = request.stamps.last_chunk
-            request.stamps.first_chunk = request.stamps.first_chunk or now
-            request.gaps.note(now, heard)
-        self._update_slot()
-
-    def _update_slot(self) -> None:
-        request, counts = self._request, self._request.counts
-        if request.slot is not None:
-            self._pipeline.journal.slots.update(
-                request.slot, request.arrival.uuid, counts.prompt, counts.cached, counts.generated
-            )
+    def _note_failure(self, replica: Replica, error: GatewayError) -> None:
+        request = self._request
+        request.note_failure(error, time.monotonic_ns())
+        log.warning("request %s: %s: %s", request.id, replica.id, request.failed[-1].error)
 
     def _note_opened(self, replica: Replica) -> None:
         """Journal the request before its first dispatch."""
@@ -316,24 +331,19 @@ class Run:
             return self._request.cut_by, None
         return ShuttingDown(), cancel
 
-    def _abort(self) -> None:
-        """Close the connection to the engine, which is how it learns to stop."""
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None
-
     def _let_go(self, error: GatewayError | None) -> None:
-        if error is not None:
-            self._abort()
+        if error is not None and self._attempt is not None:
+            self._attempt.abort()
         if self._watch is not None:
+            del self._pipeline.watched[self._request.id]
             self._watch.end()
         if self._answer is not None and self._request.left:
             self._answer.abandon()
 
-    async def _tell(self, error: GatewayError | None) -> None:
+    async def _tell(self, error: GatewayError) -> None:
         """Tell the client what went wrong, if it is there to listen. Whatever happens here, settling follows."""
         request, answer = self._request, self._answer
-        if error is None or request.left:
+        if request.left:
             return
         try:
             async with asyncio.timeout(TELL_TIMEOUT_S):
@@ -348,14 +358,23 @@ class Run:
         """The one finaliser. It does not await, so it cannot be interrupted."""
         request, pipeline = self._request, self._pipeline
         request.stamps.settled = time.monotonic_ns()
+        bill = billed(request.outcome, request.counts, delivered=request.started)
         try:
-            entry = record.settled(request, pipeline.settings, pipeline.boot)
+            entry = record.settled(request, bill, pipeline.settings, pipeline.boot)
         except Exception:
             log.exception("request %s: its record could not be made", request.id)
-            entry = record.bare(request, pipeline.settings)
+            entry = record.bare(request, bill, pipeline.settings)
         pipeline.journal.settle(entry, request.slot)
+        if request.claimed:
+            pipeline.coordinator.settle(request.id, self._used(bill))
         del pipeline.in_flight[request.id]
         pipeline.metrics.settled(entry, request.gaps.values, GAP_UNIT_NS / 1e9)
+
+    def _used(self, bill: Billed) -> Used | None:
+        """What the limits are corrected to; None where it never came to be dispatched."""
+        if self._request.attempts == 0:
+            return None
+        return Used(bill.prompt, bill.completion, cost(bill, self._request.price))
 
     def _usage(self) -> Billed:
         counts = self._request.counts

@@ -10,9 +10,10 @@ from typing import Any
 import msgspec
 
 from serving.answer import Answer
+from serving.coordination.contract import Place
 from serving.dialect import Dialect
 from serving.endpoints.chat import CHAT
-from serving.errors import ClientLeft, GatewayError, SlowReader, TooLarge
+from serving.errors import ClientLeft, GatewayError, Header, SlowReader, TooLarge
 from serving.metering import Billed
 from serving.pipeline import Pipeline
 from serving.port import Delta, GatewaySettings, Principal
@@ -83,6 +84,15 @@ class InsideCaller:
 
     def hints(self) -> Hints:
         return NO_HINTS
+
+    def announce(self, headers: list[Header]) -> None:
+        """Limits are shown on the console's own pages."""
+
+    def queued(self, place: Place) -> None:
+        self._deltas.put_nowait(self._delta("queued", position=place.position, depth=place.depth))
+
+    async def deliver(self, body: bytes, request: Request) -> None:
+        raise AssertionError("the playground always streams")
 
     async def refuse(self, error: GatewayError) -> None:
         await self.fail(error)

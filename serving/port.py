@@ -354,7 +354,7 @@ class RecordSink(Protocol):
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
     """One piece of a streamed answer for a caller inside the process (the playground)."""
 
-    kind: str  # "started", "delta", "done", "error"
+    kind: str  # "queued", "started", "delta", "done", "error"
     request_id: str
     text: str = ""
     finish_reason: str | None = None
@@ -364,6 +364,8 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     ttft_ms: float | None = None
     elapsed_ms: float = 0.0
     replica: str = ""
+    position: int = 0  # in the queue, of `depth` that wait
+    depth: int = 0
     status: int = 200
     code: str = ""
     message: str = ""

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import ssl
+import time
+from collections import deque
 from collections.abc import Mapping
+from urllib.parse import urlsplit
 
-import aiohttp
-from yarl import URL
-
+from serving.connection import Connection
+from serving.errors import TransportFault
 from serving.port import Replica
 
 CONNECT_TIMEOUT_S = 5.0
 # Under the 5 s after which uvicorn, vLLM's server, drops an idle connection: reusing one just then costs a retry.
 IDLE_S = 4.0
-_READ_BUFFER = 256 * 1024
+DRAIN_S = 1.0  # a response whose reader has left may still end by itself for so long
 
 
 class Channel:
@@ -22,43 +26,99 @@ class Channel:
         self.replica = replica
         self.in_flight = 0
         self.retired = False
-        self._connector = _connector(replica)
-        self._base = URL((replica.url or "http://engine").rstrip("/"))
-        self._urls: dict[str, URL] = {}
-        self._session = aiohttp.ClientSession(
-            connector=self._connector,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
-            auto_decompress=False,
-            read_bufsize=_READ_BUFFER,
-            skip_auto_headers=("User-Agent", "Accept-Encoding"),
-        )
+        self._idle: deque[Connection] = deque()
+        self._open: set[Connection] = set()
+        self._draining: dict[Connection, float] = {}
+        self._heads: dict[str, bytes] = {}
+        parts = urlsplit(replica.url or "http://engine")
+        self._host = parts.hostname or ""
+        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._authority = parts.netloc.rpartition("@")[2]
+        self._prefix = parts.path.rstrip("/")
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
 
-    async def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
-        """Send a request and wait for the head of its response."""
-        url = self._urls.get(path)
-        if url is None:
-            url = self._urls[path] = self._base.joinpath(path.lstrip("/"))
-        return await self._session.post(url, data=body, headers=headers, allow_redirects=False)
+    async def connection(self) -> Connection:
+        """An idle connection, or a new one; raises TransportFault when the replica does not take it."""
+        oldest = time.monotonic() - IDLE_S
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.closing and connection.idle_since >= oldest:
+                return connection
+            connection.abort()
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                return await self._connect()
+        except (OSError, TimeoutError) as error:
+            raise TransportFault("The engine could not be reached.") from error
+
+    def head(self, path: str) -> bytes:
+        """The request line and the headers that are the same every time. Nothing of a caller's headers passes."""
+        head = self._heads.get(path)
+        if head is None:
+            lines = [f"POST {self._prefix}{path} HTTP/1.1", f"Host: {self._authority}"]
+            lines.append("Content-Type: application/json")
+            if self.replica.api_key:
+                lines.append(f"Authorization: Bearer {self.replica.api_key}")
+            head = self._heads[path] = ("\r\n".join(lines) + "\r\n").encode("latin-1")
+        return head
 
     @property
     def connections(self) -> int:
         """Open connections, in use and idle."""
-        idle = sum(len(pool) for pool in self._connector._conns.values())
-        return idle + len(self._connector._acquired)
+        return len(self._open)
 
-    def retire(self) -> None:
-        """Take no more requests; closes as soon as the last one running has left."""
-        self.retired = True
+    def oldest_s(self) -> float:
+        """Age of the oldest open connection."""
+        born = min((connection.opened_at for connection in self._open), default=None)
+        return 0.0 if born is None else time.monotonic() - born
 
-    async def close(self) -> None:
-        await self._session.close()
+    def leave_to_end(self, connection: Connection) -> None:
+        """Its answer is complete: what follows is read away and the connection comes back by itself, or is closed."""
+        connection.forget_reader()
+        if not connection.complete and not connection.closing:
+            self._draining[connection] = time.monotonic()
 
+    def tend(self) -> None:
+        """Close what has idled too long or would not end."""
+        now = time.monotonic()
+        while self._idle and self._idle[0].idle_since < now - IDLE_S:
+            self._idle.popleft().abort()
+        for connection, since in list(self._draining.items()):
+            if since < now - DRAIN_S:
+                connection.abort()
 
-def _connector(replica: Replica) -> aiohttp.BaseConnector:
-    if replica.uds:
-        return aiohttp.UnixConnector(path=replica.uds, limit=0, keepalive_timeout=IDLE_S)
-    return aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S, force_close=False)
+    def close(self) -> None:
+        for connection in list(self._open):
+            connection.abort()
+
+    async def _connect(self) -> Connection:
+        loop = asyncio.get_running_loop()
+        if self.replica.uds:
+            _, connection = await loop.create_unix_connection(self._new, self.replica.uds)
+        else:
+            host = self.replica.addresses[0] if self.replica.addresses else self._host
+            name = self._host if self._tls else None
+            _, connection = await loop.create_connection(
+                self._new, host, self._port, ssl=self._tls, server_hostname=name
+            )
+        self._open.add(connection)
+        return connection
+
+    def _new(self) -> Connection:
+        return Connection(self._released, self._dropped)
+
+    def _released(self, connection: Connection) -> None:
+        self._draining.pop(connection, None)
+        if self.retired:
+            connection.abort()
+        else:
+            self._idle.append(connection)
+
+    def _dropped(self, connection: Connection) -> None:
+        self._open.discard(connection)
+        self._draining.pop(connection, None)
+        if connection in self._idle:
+            self._idle.remove(connection)
 
 
 class ReplicaPool:
@@ -75,44 +135,53 @@ class ReplicaPool:
     def channels(self) -> list[Channel]:
         return list(self._channels.values())
 
-    async def channel(self, replica: Replica) -> Channel:
+    def channel(self, replica: Replica) -> Channel:
         """The Channel of this launch of the replica; connections to an earlier one are dropped."""
         channel = self._channels.get(replica.id)
-        if channel is not None and _same_launch(channel.replica, replica):
+        if channel is not None and (channel.replica is replica or _same_launch(channel.replica, replica)):
             return channel
         if channel is not None:
-            await self._retire(channel)
+            self._retire(channel)
         channel = self._channels[replica.id] = Channel(replica)
         return channel
 
-    async def leave(self, channel: Channel) -> None:
+    def leave(self, channel: Channel) -> None:
         """A request has left this channel."""
         channel.in_flight -= 1
         if channel.retired and channel.in_flight == 0:
             self._retired.remove(channel)
-            await channel.close()
+            channel.close()
 
-    async def prune(self, replicas: Mapping[str, Replica]) -> None:
-        """Drop the channels of replicas that are gone or were started anew."""
+    def prune(self, replicas: Mapping[str, Replica]) -> None:
+        """Drop the channels of replicas that are gone or were started anew, and connections that idled too long."""
         for replica_id, channel in list(self._channels.items()):
             replica = replicas.get(replica_id)
             if replica is None or not _same_launch(channel.replica, replica):
                 del self._channels[replica_id]
-                await self._retire(channel)
+                self._retire(channel)
+            else:
+                channel.tend()
 
-    async def close(self) -> None:
+    def close(self) -> None:
         for channel in [*self._channels.values(), *self._retired]:
-            await channel.close()
+            channel.close()
         self._channels.clear()
         self._retired.clear()
 
-    async def _retire(self, channel: Channel) -> None:
-        channel.retire()
+    def _retire(self, channel: Channel) -> None:
+        channel.retired = True
         if channel.in_flight:
             self._retired.append(channel)
         else:
-            await channel.close()
+            channel.close()
 
 
 def _same_launch(one: Replica, other: Replica) -> bool:
-    return (one.epoch, one.uds, one.url) == (other.epoch, other.uds, other.url)
+    """Whether connections to the one lead to the other too; a new key or address needs new ones."""
+    return (one.epoch, one.uds, one.url, one.api_key, one.addresses) == (
+        other.epoch,
+        other.uds,
+        other.url,
+        other.api_key,
+        other.addresses,
+    )

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uuid_utils
 
+from serving.coordination.contract import Place
 from serving.errors import GatewayError
-from serving.metering import Counts, Usage
+from serving.metering import Counts
 from serving.port import Outcome, Price, Principal, Replica, Route, Snapshot
-from serving.routing import Decision
+from serving.routing import NO_HINTS, Decision
 from serving.schemas import Ask
 from serving.telemetry.timeline import Anchor, EngineReport, FailedAttempt, Stamps
 from serving.telemetry.tracing import TraceContext
-from serving.upstream import Choice
+
+if TYPE_CHECKING:
+    from serving.relay import Relay
 
 MAX_GAPS = 1500
 GAP_UNIT_NS = 100_000
@@ -79,6 +82,10 @@ class Request:
         # dispatch
         self.replica: Replica | None = None
         self.decision: Decision | None = None
+        self.hints = NO_HINTS
+        self.place: Place | None = None  # in the queue, when it came to wait there
+        self.retries = 0  # how often its client has sent it before
+        self.claimed = False  # the coordinator holds something for it
         self.decided_at = 0
         self.decided_in = 0
         self.attempts = 0
@@ -97,7 +104,6 @@ class Request:
         self.cut_by: GatewayError | None = None
         self._closing = False
         self._task: asyncio.Task[Any] | None = None
-        self._per_choice: dict[int, int] = {}
 
     # the way in
 
@@ -133,17 +139,12 @@ class Request:
         self.counts = Counts()
         self.gaps = Gaps()
         self.report = None
-        self._per_choice.clear()
         self.stamps.posted = self.stamps.first_chunk = self.stamps.last_chunk = 0
 
-    def count(self, usage: Usage, choices: list[Choice]) -> None:
-        """Take usage that came with a chunk. Engines but ours count each choice for itself until the end."""
-        completion = usage.completion_tokens or 0
-        assert self.ask is not None and self.replica is not None
-        if self.ask.choices > 1 and choices and self.replica.engine != "embedded":
-            self._per_choice[choices[0].index] = completion
-            completion = sum(self._per_choice.values())
-        self.counts.take(usage, completion)
+    def adopt(self, relay: Relay) -> None:
+        """What this relay counts is what the request comes to."""
+        self.counts = relay.counts
+        self.gaps = relay.gaps
 
     # the way out
 

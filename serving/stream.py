@@ -7,17 +7,21 @@ nothing has to change, a chunk's `choices` pass through as the bytes they came i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import logging
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
+from serving.eager import Driven, Work
 from serving.errors import ClientLeft, SlowReader, UpstreamFailed
 from serving.stops import StopFilter
 from serving.upstream import Choice, Delta, parse_choices
 
+log = logging.getLogger(__name__)
+
 FLUSH_TIMEOUT_S = 30.0
-_BROKEN = frozenset(("abort", "error"))  # the engine's words for an end that is not one
+BROKEN = frozenset(("abort", "error"))  # the engine's words for an end that is not one
 
 
 class Piece(msgspec.Struct):
@@ -71,7 +75,7 @@ class Editor:
 
     def _edit_one(self, choice: Choice, source: dict[str, Any], pieces: list[Piece]) -> None:
         reason, choice.finish_reason = choice.finish_reason, None
-        if reason in _BROKEN:
+        if reason in BROKEN:
             raise UpstreamFailed("The engine gave up on this request.")
         source["finish_reason"] = None
         said = choice.says_something()
@@ -134,75 +138,74 @@ def merged_logprobs(one: dict[str, Any] | None, other: dict[str, Any] | None) ->
 
 
 class Outbox:
-    """Bytes on their way to a client, written by one task; bounded, so that a client which does not read is found out.
+    """Bytes on their way to a client, written at once; bounded, so that a client which does not read is found out.
 
     Chunks that arrive while a write waits leave with the next one, together.
     """
 
-    def __init__(self, write: Callable[[bytes, bool], Awaitable[None]], limit: int) -> None:
+    def __init__(self, write: Callable[[bytes, bool], Work[None]], limit: int) -> None:
         self._write = write
         self._limit = limit
         self._pending: list[bytes] = []
         self._unsent = 0
         self._closed = False
         self._broken = False
-        self._wake: asyncio.Future[None] | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._writing: Driven | None = None
+        self._finished: asyncio.Future[None] | None = None
 
     def put(self, data: bytes) -> None:
-        """Queue bytes; raises SlowReader when the client has too many unread ones already."""
+        """Send bytes; raises SlowReader when the client has too many unread ones already."""
         if self._broken:
             raise ClientLeft
+        if self._writing is None:
+            self._send(data)
+            return
         self._unsent += len(data)
         if self._unsent > self._limit:
             raise SlowReader("The client did not read its stream.")
         self._pending.append(data)
-        self._nudge()
 
-    async def close(self) -> None:
-        """Write what is left and end the response; raises SlowReader where the client will not take it."""
+    async def close(self, last: bytes) -> None:
+        """Write what is left, then `last`, and end; raises SlowReader where the client will not take it."""
         self._closed = True
-        self._nudge()
-        assert self._task is not None
-        try:
-            async with asyncio.timeout(FLUSH_TIMEOUT_S):
-                await self._task
-        except TimeoutError:
-            raise SlowReader("The client did not read its stream.") from None
+        self._pending.append(last)
+        if self._writing is None:
+            self._next()
+        if self._writing is not None and not self._broken:
+            self._finished = asyncio.get_running_loop().create_future()
+            try:
+                async with asyncio.timeout(FLUSH_TIMEOUT_S):
+                    await self._finished
+            except TimeoutError:
+                raise SlowReader("The client did not read its stream.") from None
         if self._broken:
             raise ClientLeft
 
     def abandon(self) -> None:
         """Write nothing more."""
-        if self._task is not None:
-            self._task.cancel()
+        self._broken = True
+        if self._writing is not None:
+            self._writing.close()
+            self._writing = None
 
-    def _nudge(self) -> None:
-        if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._run())
-        elif self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
+    def _next(self) -> None:
+        data = b"".join(self._pending)
+        self._pending.clear()
+        self._unsent = 0
+        self._send(data, last=self._closed)
 
-    async def _run(self) -> None:
-        try:
-            await self._write_all()
-        except OSError:
+    def _send(self, data: bytes, *, last: bool = False) -> None:
+        self._writing = Driven(self._write(data, not last), self._written)
+        self._writing.start()
+
+    def _written(self, _nothing: None, error: BaseException | None) -> None:
+        self._writing = None
+        if error is not None:
             self._broken = True
-
-    async def _write_all(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            while self._pending:
-                data = b"".join(self._pending)
-                self._pending.clear()
-                last = self._closed
-                await self._write(data, not last)
-                self._unsent -= len(data)
-                if last and not self._pending:
-                    return
-            if self._closed:
-                await self._write(b"", False)
-                return
-            self._wake = loop.create_future()
-            await self._wake
-            self._wake = None
+            if not isinstance(error, OSError):
+                log.error("a stream could not be written", exc_info=error)
+        elif self._pending:
+            self._next()
+            return
+        if self._finished is not None and not self._finished.done():
+            self._finished.set_result(None)

@@ -1,31 +1,23 @@
-"""The engine's side of a request: dispatch it, read its server-sent events, take them apart as far as needed."""
+"""The engine's side of a request: its answer, pushed as it comes and taken apart no further than is needed."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import aiohttp
 import msgspec
 
-from serving.errors import (
-    EngineRefused,
-    GatewayError,
-    TransportFault,
-    Unavailable,
-    UpstreamFailed,
-)
+from serving.connection import Connection
+from serving.errors import EngineBusy, EngineRefused, GatewayError, TransportFault, UpstreamFailed
 from serving.metering import Usage
-from serving.replicas import Channel
 
 DONE = b"[DONE]"
 MAX_EVENT_BYTES = 8 * 1024 * 1024
+MAX_BODY_BYTES = 32 * 1024 * 1024  # of an answer in one piece: embeddings are long
 _MAX_ERROR_BYTES = 64 * 1024
 _MAX_WORD = 64
-_ERROR_BODY_TIMEOUT_S = 5.0
-_DRAIN_TIMEOUT_S = 1.0
 _PASSED_ON = frozenset((400, 408, 413, 422, 429))  # other 4xx mean that our own request was wrong
 
 
@@ -50,13 +42,14 @@ class Delta(msgspec.Struct):
 
 
 class Choice(msgspec.Struct):
-    """One choice of a chunk: `delta` from chat, `text` from plain completions."""
+    """One choice: `delta` of a chat chunk, `message` of a chat answer in one piece, `text` of plain completions."""
 
     index: int = 0
     delta: Delta | None = None
     text: str | None = None
     finish_reason: str | None = None
     logprobs: dict[str, Any] | None = None
+    message: msgspec.Raw = msgspec.Raw(b"")
 
     def says_something(self) -> bool:
         return bool(self.text) or (self.delta is not None and self.delta.says_something())
@@ -115,82 +108,106 @@ def _payload(event: bytes) -> bytes | None:
     return b"\n".join(lines) if lines else None
 
 
-class EngineStream:
-    """The open response of an engine. Closing it is the abort."""
+class EngineCall:
+    """One request at an engine: what it answers is pushed to `take` as it comes; `done` resolves when it is over.
 
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        self._response = response
-        self._content = response.content
+    With a `take`, the answer must be a stream of events and `done` gives None; without, it is one body and `done` gives
+    that. Anything else is raised from `done`, errors of `take` too.
+    """
+
+    def __init__(self, connection: Connection, take: Callable[[list[bytes]], bool] | None) -> None:
+        self._connection = connection
+        self._take = take
         self._parser = EventParser()
+        self._status = 0
+        self._headers: dict[bytes, bytes] = {}
+        self._body = bytearray()
+        self.done: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
 
-    async def read(self) -> list[bytes] | None:
-        """Payloads of the next events, all that one read brought; None at the end."""
-        try:
-            while data := await self._content.readany():
-                if payloads := self._parser.feed(data):
-                    return payloads
-        except (aiohttp.ClientError, OSError) as error:
-            raise TransportFault("The connection to the engine broke.") from error
-        return None
+    def send(self, request: bytes) -> None:
+        self._connection.send(request, self)
 
-    def close(self) -> None:
-        """Close the connection at once, unless the response has ended and given it back."""
-        self._response.close()
+    def abort(self) -> None:
+        """Close the connection, which is how an engine learns to stop."""
+        self._connection.abort()
 
-    async def drain(self) -> None:
-        """Read what follows the last event, so that the connection can be used again."""
-        try:
-            if not self._content.at_eof():
-                async with asyncio.timeout(_DRAIN_TIMEOUT_S):
-                    await self._content.readany()
-        except (aiohttp.ClientError, OSError, TimeoutError):
-            pass
-        finally:
-            if self._content.at_eof():
-                self._response.release()
+    # connection.Reader
+
+    def head(self, status: int, headers: dict[bytes, bytes]) -> None:
+        self._status, self._headers = status, headers
+        if status == 200 and self._take is not None and not _is_stream(headers):
+            self._fail(UpstreamFailed("The engine did not answer with a stream."))
+
+    def body(self, data: bytes) -> None:
+        if self._status == 200 and self._take is not None:
+            self._events(data)
+            return
+        self._body += data
+        if len(self._body) > (MAX_BODY_BYTES if self._status == 200 else _MAX_ERROR_BYTES):
+            if self._status == 200:
+                self._fail(UpstreamFailed("The engine's answer is too long."))
             else:
-                self._response.close()
+                self.ended()
+                self.abort()
+
+    def ended(self) -> None:
+        if self.done.done():
+            return
+        if self._status != 200:
+            self.done.set_exception(refusal(self._status, self._headers, bytes(self._body)))
+        elif self._take is not None:
+            self.done.set_result(None)
+        else:
+            self.done.set_result(bytes(self._body))
+
+    def lost(self, error: Exception | None) -> None:
+        if self.done.done():
+            return
+        if self._status not in (0, 200):  # it said why, if not all of it
+            self.ended()
+            return
+        fault = TransportFault("The connection to the engine broke.")
+        fault.__cause__ = error
+        self.done.set_exception(fault)
+
+    def _events(self, data: bytes) -> None:
+        if self.done.done():
+            return
+        assert self._take is not None
+        try:
+            payloads = self._parser.feed(data)
+            over = bool(payloads) and self._take(payloads)
+        except Exception as error:  # noqa: BLE001 - raised from `done`
+            self._fail(error)
+            return
+        if over and not self.done.done():
+            self.done.set_result(None)
+
+    def _fail(self, error: Exception) -> None:
+        self.abort()
+        if not self.done.done():
+            self.done.set_exception(error)
 
 
-async def open_stream(channel: Channel, path: str, body: bytes, headers: Mapping[str, str]) -> EngineStream:
-    """Send the request; returns once the engine has begun to answer it with a stream."""
-    try:
-        response = await channel.post(path, body, headers)
-    except (aiohttp.ClientError, OSError, TimeoutError) as error:
-        raise TransportFault("The engine could not be reached.") from error
-    if response.status == 200:
-        if response.content_type != "text/event-stream":
-            response.close()
-            raise UpstreamFailed("The engine did not answer with a stream.")
-        return EngineStream(response)
-    try:
-        raise await _refusal(response)
-    finally:
-        response.close()
+def _is_stream(headers: Mapping[bytes, bytes]) -> bool:
+    return headers.get(b"content-type", b"").lower().startswith(b"text/event-stream")
 
 
-async def _refusal(response: aiohttp.ClientResponse) -> GatewayError:
-    body = b""
-    with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
-        async with asyncio.timeout(_ERROR_BODY_TIMEOUT_S):
-            body = await response.content.read(_MAX_ERROR_BYTES)
-    if response.status == 503:
-        return Unavailable(
-            "The engine has no room for this request now.",
-            code="engine_overloaded",
-            retry_after=_retry_after(response.headers.get("Retry-After")),
-        )
-    if response.status not in _PASSED_ON:
-        return UpstreamFailed(f"The engine failed with status {response.status}.")
-    refused = _refused(response.status, _fields(body))
-    if response.status == 429:
-        wait = _retry_after(response.headers.get("Retry-After"))
+def refusal(status: int, headers: Mapping[bytes, bytes], body: bytes) -> GatewayError:
+    """An answer other than 200, as an error of ours."""
+    wait = _retry_after(headers.get(b"retry-after"))
+    if status == 503:
+        return EngineBusy("The engine has no room for this request now.", code="engine_overloaded", retry_after=wait)
+    if status not in _PASSED_ON:
+        return UpstreamFailed(f"The engine failed with status {status}.")
+    refused = _refused(status, _fields(body))
+    if status == 429:
         refused.headers.append((b"retry-after", b"%d" % wait))
     return refused
 
 
-def _retry_after(value: str | None) -> int:
-    return min(max(int(value), 1), 60) if value and value.isdecimal() else 1
+def _retry_after(value: bytes | None) -> int:
+    return min(max(int(value), 1), 60) if value and value.isdigit() and len(value) < 9 else 1
 
 
 class _ErrorFields(msgspec.Struct):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-
 from serving.caller import Caller
-from serving.errors import ClientLeft, DeadlineExceeded
+from serving.eager import Driven
+from serving.errors import ClientLeft, DeadlineExceeded, GatewayError
 from serving.request import Request
+
+_S = 1_000_000_000
 
 
 class Watch:
@@ -17,45 +17,48 @@ class Watch:
         assert request.route is not None and request.ask is not None
         self._request = request
         self._route = request.route
-        self._caller = caller
-        self._loop = asyncio.get_running_loop()
-        self._departure = self._loop.create_task(self._wait_for_departure())
-        patience = self._route.first_token_deadline_s
-        self._progress = self._loop.call_later(patience, self._check_progress)
-        self._deadline: asyncio.TimerHandle | None = None
-        if not request.ask.stream:
-            spent = (time.monotonic_ns() - request.arrival.received) / 1e9
-            self._deadline = self._loop.call_later(self._route.deadline_s - spent, self._too_late)
+        self._over = False
+        self.expects_tokens = True  # False: the answer comes in one piece, and only the whole of it has a deadline
+        self._departure = Driven(caller.gone(), self._departed)
+        self._departure.start()
 
     def engine_ended(self) -> None:
         """The answer is complete: only the client can still spoil it."""
-        self._progress.cancel()
-        if self._deadline is not None:
-            self._deadline.cancel()
+        self._over = True
 
     def end(self) -> None:
-        self.engine_ended()
-        self._departure.cancel()
+        self._over = True
+        self._departure.close()
 
-    async def _wait_for_departure(self) -> None:
-        await self._caller.gone()
+    def check(self, now: int) -> None:
+        """Cut the request if it is over one of its deadlines; `now` in monotonic nanoseconds."""
+        if not self._over:
+            error = self._stalled(now) or self._too_late(now)
+            if error is not None:
+                self._request.cut(error)
+
+    def _departed(self, _nothing: None, _error: BaseException | None) -> None:
         self._request.cut(ClientLeft())
 
-    def _check_progress(self) -> None:
-        """One timer for the first token and each stall after it; re-armed, not reset: a chunk costs nothing."""
-        stamps, patience = self._request.stamps, self._route.first_token_deadline_s
-        since = stamps.last_chunk if stamps.first_chunk else stamps.admitted
-        left = patience - (time.monotonic_ns() - since) / 1e9
-        if left > 0:
-            self._progress = self._loop.call_later(left, self._check_progress)
-            return
-        what = "next" if stamps.first_chunk else "first"
-        self._request.cut(DeadlineExceeded(f"The model sent no {what} token within {patience:g} seconds."))
+    def _stalled(self, now: int) -> GatewayError | None:
+        """Each attempt has the time to its first token anew; the queue has a bound of its own."""
+        stamps = self._request.stamps
+        if not stamps.posted or not self.expects_tokens:
+            return None
+        if stamps.first_chunk:
+            which, since, patience = "next", stamps.last_chunk, self._route.inter_token_deadline_s
+        else:
+            which, since, patience = "first", stamps.routed, self._route.first_token_deadline_s
+        if now - since < patience * _S:
+            return None
+        return DeadlineExceeded(f"The model sent no {which} token within {patience:g} seconds.")
 
-    def _too_late(self) -> None:
-        self._request.cut(
-            DeadlineExceeded(
-                f"The answer took longer than the {self._route.deadline_s:g} seconds that this route allows without"
-                " streaming; send stream: true for long answers."
-            )
+    def _too_late(self, now: int) -> GatewayError | None:
+        ask, allowed = self._request.ask, self._route.deadline_s
+        assert ask is not None
+        if ask.stream or now - self._request.arrival.received < allowed * _S:
+            return None
+        return DeadlineExceeded(
+            f"The answer took longer than the {allowed:g} seconds that this route allows without"
+            " streaming; send stream: true for long answers."
         )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 from serving.answer import Answer
+from serving.coordination.contract import Place
 from serving.dialect import Dialect
-from serving.errors import GatewayError
+from serving.errors import GatewayError, Header
 from serving.exchange import Exchange
 from serving.port import GatewaySettings
 from serving.request import Request
@@ -30,6 +33,17 @@ class HttpCaller:
 
     def hints(self) -> Hints:
         return self._exchange.hints()
+
+    def announce(self, headers: list[Header]) -> None:
+        self._exchange.extra += headers
+
+    def queued(self, place: Place) -> None:
+        """HTTP has no way to tell before the answer begins; the console shows it."""
+
+    async def deliver(self, body: bytes, request: Request) -> None:
+        request.started = True
+        await self._exchange.deliver(body)
+        request.stamps.delivered = time.monotonic_ns()
 
     async def gone(self) -> None:
         await self._exchange.gone()

@@ -17,5 +17,6 @@ CHAT = Dialect(
     path="/v1/chat/completions",
     parse=chat,
     answer=SHAPE.answer,
+    whole=SHAPE.whole,
     chat=True,
 )

@@ -17,5 +17,6 @@ COMPLETIONS = Dialect(
     path="/v1/completions",
     parse=completion,
     answer=SHAPE.answer,
+    whole=SHAPE.whole,
     chat=False,
 )

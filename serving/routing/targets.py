@@ -75,7 +75,7 @@ def _split(able: Sequence[Target], key_id: str | None, draw: float) -> Target:
 
 def _why(chosen: Target, able: Sequence[Target], sharing: int, sticky: bool) -> str:
     if sharing == 1:
-        return "the only target"
+        return ""  # nothing was chosen
     if len(able) == 1:
         return "the only target with a replica that can take it"
     total = sum(each.weight for each in able)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from serving import apikey
-from serving.metering import Billed, billed, cost
+from serving.metering import Billed, cost
 from serving.port import (
     GatewaySettings,
     Outcome,
@@ -28,9 +28,8 @@ _GATEWAY_PHASES = ("receive", "auth", "admission", "routing", "connect", "delive
 _US = 1000
 
 
-def settled(request: Request, settings: GatewaySettings, boot: str) -> Settled:
+def settled(request: Request, bill: Billed, settings: GatewaySettings, boot: str) -> Settled:
     """Everything about one finished request (its stamps complete)."""
-    bill = billed(request.outcome, request.counts, delivered=request.started)
     merged = timeline.build(
         request.stamps,
         request.report,
@@ -45,9 +44,8 @@ def settled(request: Request, settings: GatewaySettings, boot: str) -> Settled:
     )
 
 
-def bare(request: Request, settings: GatewaySettings) -> Settled:
+def bare(request: Request, bill: Billed, settings: GatewaySettings) -> Settled:
     """The least that must never be missing, should building the rest fail."""
-    bill = billed(request.outcome, request.counts, delivered=request.started)
     nothing = Timeline([], [], "", 0)
     return Settled(
         usage=usage(request, bill),
@@ -116,6 +114,8 @@ def _record(request: Request, bill: Billed, merged: Timeline, settings: GatewayS
         decode_us=merged.total("decode") // _US,
         unattributed_us=merged.unattributed // _US,
         preemptions=request.report.preemptions if request.report else 0,
+        role=request.decision.role if request.decision else "",
+        retries=request.retries,
         currency=request.price.currency if request.price else "",
         cost=cost(bill, request.price),
         end_user=request.end_user,

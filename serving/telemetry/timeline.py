@@ -59,6 +59,8 @@ class Stamps(msgspec.Struct):
     authenticated: int = 0
     body: int = 0
     admitted: int = 0
+    claimed: int = 0  # the coordinator's word on limits and a slot
+    granted: int = 0  # the end of waiting for a slot; 0 where there was none
     routed: int = 0  # the replica is chosen: everything from here to the engine's RECEIVED is `connect`
     posted: int = 0  # the request is handed to the connection
     first_chunk: int = 0
@@ -171,6 +173,14 @@ def _arrival(stamps: Stamps) -> Iterator[Phase]:
 def _routing(stamps: Stamps, failed: Sequence[FailedAttempt]) -> Iterator[Phase]:
     """Choosing, and for each attempt that failed: the time it cost, then choosing again."""
     since = stamps.admitted
+    if stamps.granted:
+        yield Phase("routing", since, stamps.claimed)
+        yield Phase("queue", stamps.claimed, stamps.granted)
+        since = stamps.granted
+    elif stamps.claimed and not stamps.routed and stamps.ended == 0:
+        yield Phase("routing", since, stamps.claimed)
+        yield Phase("queue", stamps.claimed, stamps.delivered or stamps.settled)
+        return
     for attempt in failed:
         yield Phase("routing", since, attempt.routed)
         args = {"failed": attempt.error, "replica_id": attempt.replica_id}
@@ -224,7 +234,8 @@ def _departure(stamps: Stamps, events: Sequence[Event]) -> Iterator[Phase]:
 
 
 def _last_before_dispatch(stamps: Stamps) -> int:
-    return max(stamps.received, stamps.authenticated, stamps.body, stamps.admitted, stamps.routed)
+    before = (stamps.received, stamps.authenticated, stamps.body, stamps.admitted)
+    return max(*before, stamps.claimed, stamps.granted, stamps.routed)
 
 
 def _first_of(events: Sequence[Event]) -> dict[str, Event]:

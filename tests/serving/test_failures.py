@@ -213,7 +213,7 @@ async def test_a_stall_in_the_middle_ends_a_stream_with_an_error(root: Path) -> 
         await call.until_closed()
 
     async with (
-        running(root, route_changes={"first_token_deadline_s": 0.15}) as stack,
+        running(root, route_changes={"inter_token_deadline_s": 0.15}) as stack,
         connected(stack) as client,
     ):
         stack.engine.script = stall

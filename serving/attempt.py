@@ -1,0 +1,84 @@
+"""One dispatch of a request to one replica."""
+
+from __future__ import annotations
+
+import time
+
+from serving import dispatch
+from serving.answer import Answer
+from serving.dialect import Dialect, Reply
+from serving.errors import TransportFault, UpstreamFailed
+from serving.journal import SlotTable
+from serving.port import Replica
+from serving.relay import Relay
+from serving.replicas import Channel, ReplicaPool
+from serving.request import Request
+from serving.upstream import EngineCall
+
+
+class Attempt:
+    """Leaves its channel on every way out; `abort` tells the engine to stop."""
+
+    def __init__(self, request: Request, replica: Replica, dialect: Dialect, pool: ReplicaPool) -> None:
+        self.replica = replica
+        self._request = request
+        self._dialect = dialect
+        self._pool = pool
+        self._channel: Channel = pool.channel(replica)
+        self._call: EngineCall | None = None
+
+    async def stream(self, answer: Answer, slots: SlotTable, secret: bytes) -> Relay:
+        """Relay the engine's stream to `answer`, to its end. Raises what went wrong."""
+        relay = Relay(self._request, self._dialect, answer, slots, self.replica.engine)
+        self._request.adopt(relay)
+        await self._exchange(relay, secret)
+        if not relay.finished:
+            raise TransportFault("The engine's stream ended before its answer did.")
+        return relay
+
+    async def whole(self, secret: bytes) -> Reply:
+        """Get the answer in one piece. Raises what went wrong."""
+        assert self._dialect.whole is not None
+        body = await self._exchange(None, secret)
+        assert body is not None
+        try:
+            reply = self._dialect.whole(body, self._request)
+        except ValueError as error:  # msgspec's are ValueErrors
+            raise UpstreamFailed("The engine's answer cannot be read.") from error
+        self._request.stamps.first_chunk = self._request.stamps.last_chunk = time.monotonic_ns()
+        self._request.counts.relayed = reply.heard
+        if reply.usage is not None:
+            self._request.counts.take(reply.usage, reply.usage.completion_tokens or 0)
+        return reply
+
+    def abort(self) -> None:
+        """Close the connection, which is how an engine learns to stop."""
+        if self._call is not None:
+            self._call.abort()
+
+    async def _exchange(self, relay: Relay | None, secret: bytes) -> bytes | None:
+        request, channel = self._request, self._channel
+        channel.in_flight += 1
+        try:
+            connection = await channel.connection()
+            path = self._dialect.upstream or self._dialect.path
+            streams, identify = relay is not None, self._dialect.generates
+            head = channel.head(path)
+            message = dispatch.outgoing(request, self.replica, secret, head, stream=streams, identify=identify)
+            call = self._call = EngineCall(connection, relay.take if relay is not None else None)
+            request.attempts += 1
+            request.stamps.posted = time.monotonic_ns()
+            call.send(message)
+            body = await call.done
+            if relay is not None:
+                if relay.stopped_early:
+                    call.abort()
+                else:
+                    channel.leave_to_end(connection)
+            return body
+        except BaseException:
+            self.abort()
+            raise
+        finally:
+            request.stamps.ended = time.monotonic_ns()
+            self._pool.leave(channel)
