@@ -64,7 +64,7 @@ def add_endpoint(actor: Actor, name: str, values: Mapping[str, Any]) -> Deployme
     )
     deployment = Deployment.objects.create(name=name, model=model, engine=Deployment.Engine.EXTERNAL)
     endpoint = Endpoint.objects.create(deployment=deployment, **_columns(found))
-    record(actor, "endpoint.add", deployment, None, **_told(endpoint))
+    record(actor, "endpoint.add", deployment, None, **_audited(endpoint))
     return deployment
 
 
@@ -96,6 +96,23 @@ def remove_endpoint(actor: Actor, deployment: Deployment) -> None:
     deployment.delete()
 
 
+def endpoint_facts(endpoint: Endpoint) -> dict[str, Any]:
+    """An endpoint as JSON tells it: of its key only the end, of its replica the state and why."""
+    replica = endpoint.deployment.replicas.first()
+    return {
+        "id": str(endpoint.deployment_id),
+        "name": endpoint.deployment.name,
+        **_audited(endpoint),
+        "state": replica.state if replica else Replica.State.PENDING.value,
+        "reason": replica.reason if replica else "",
+    }
+
+
+def _audited(endpoint: Endpoint) -> dict[str, Any]:
+    names = ("base_url", "served_name", "max_num_seqs", "api_key_end")
+    return {name: getattr(endpoint, name) for name in names}
+
+
 def _columns(found: Mapping[str, Any]) -> dict[str, Any]:
     """What is kept of the given values: the key only sealed, with the end that it is recognised by."""
     columns = {name: value for name, value in found.items() if name != "api_key"}
@@ -104,15 +121,6 @@ def _columns(found: Mapping[str, Any]) -> dict[str, Any]:
         columns["api_key_sealed"] = seal(key) if key else ""
         columns["api_key_end"] = key[-4:] if len(key) >= 12 else ""
     return columns
-
-
-def _told(endpoint: Endpoint) -> dict[str, Any]:
-    return {
-        "base_url": endpoint.base_url,
-        "served_name": endpoint.served_name,
-        "max_num_seqs": endpoint.max_num_seqs,
-        "api_key_end": endpoint.api_key_end,
-    }
 
 
 def _endpoint(deployment: Deployment) -> Endpoint:

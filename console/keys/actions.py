@@ -82,6 +82,13 @@ def set_key_limits(actor: Actor, key: APIKey, values: Mapping[str, Any]) -> APIK
     return key
 
 
+def key_facts(key: APIKey) -> dict[str, Any]:
+    """What `set_key_limits` can change, for JSON."""
+    return {"id": str(key.id), "name": key.name, "tenant": key.tenant.name, "currency": key.tenant.currency} | {
+        name: told(getattr(key, name)) for name in KEY_CHECKS
+    }
+
+
 def _checked_limits(actor: Actor, values: Mapping[str, Any]) -> dict[str, Any]:
     """Overrides reach past a route's own choices, to any replica: only the platform gives them out."""
     if "may_override" in values and not actor.is_admin:

@@ -11,7 +11,7 @@ from django.core.exceptions import ValidationError
 from django.db import transaction
 
 from console.audit.actions import Actor, change, record
-from console.base.fields import Check, checked, choice, flag, whole
+from console.base.fields import Check, checked, choice, flag, told, whole
 from console.base.models import User
 from console.base.passwords import one_time_password
 from console.errors import NotAllowed, Refused
@@ -65,6 +65,13 @@ def set_limits(actor: Actor, tenant: Tenant, values: Mapping[str, Any]) -> Tenan
     if changed:
         record(actor, "tenant.limits", tenant, tenant.id, **changed)
     return tenant
+
+
+def tenant_facts(tenant: Tenant) -> dict[str, Any]:
+    """What `set_limits` can change, for JSON."""
+    return {"id": str(tenant.id), "name": tenant.name, "currency": tenant.currency} | {
+        name: told(getattr(tenant, name)) for name in TENANT_CHECKS
+    }
 
 
 @transaction.atomic

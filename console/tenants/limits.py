@@ -9,7 +9,7 @@ from typing import Any
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from console.base.fields import Check, money, optional, told, whole
+from console.base.fields import Check, money, optional, whole
 from serving.port import NANO, PRIORITIES, Budget, Limits
 
 RATES = (
@@ -66,10 +66,6 @@ class Limited(models.Model):
     def limits(self) -> Limits:
         """As gateways get them."""
         return limits_of({name: getattr(self, name) for name in LIMITS})
-
-    def limits_as_told(self) -> dict[str, Any]:
-        """For JSON: money as text, so that no digit is lost on the way."""
-        return {name: told(getattr(self, name)) for name in LIMITS}
 
 
 def limits_of(row: Mapping[str, Any], prefix: str = "") -> Limits:

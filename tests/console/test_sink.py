@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from uuid import uuid4
 
 import msgspec
@@ -43,6 +44,26 @@ def test_the_same_record_twice_is_one_row() -> None:
     DatabaseSink().write([one, two])
     DatabaseSink().write([two, one])
     assert UsageRow.objects.count() == RecordRow.objects.count() == DetailRow.objects.count() == 2
+
+
+def test_cost_is_kept_to_the_last_digit_in_both_tables() -> None:
+    one = settled(currency="EUR", cost=9_007_199_254_740_993, role="canary", retries=2)
+    usage = msgspec.structs.replace(one.usage, currency="EUR", cost=9_007_199_254_740_993, price_version=3)
+    for _ in range(2):
+        DatabaseSink().write([Settled(usage=usage, record=one.record, detail=one.detail)])
+    line, row = UsageRow.objects.get(), RecordRow.objects.get()
+    assert (line.currency, line.cost, line.price_version) == ("EUR", Decimal("9007199.254740993"), 3)
+    assert (row.currency, row.cost, row.role, row.retries) == ("EUR", Decimal("9007199.254740993"), "canary", 2)
+
+
+def test_a_version_that_knows_nothing_of_money_may_still_write() -> None:
+    columns = "id, started_at, tenant_id, key_id, model, outcome, prompt_tokens, cached_tokens, completion_tokens, reasoning_tokens"  # noqa: E501
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"INSERT INTO billing_usagerecord ({columns}) VALUES (%s, now(), %s, %s, 'm', 'ok', 1, 0, 1, 0)",
+            [uuid4(), TENANT, KEY],
+        )
+    assert (UsageRow.objects.get().currency, UsageRow.objects.get().cost) == ("", 0)
 
 
 def test_an_unauthenticated_request_leaves_no_ledger_line() -> None:

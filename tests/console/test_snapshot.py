@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,21 @@ import psycopg
 import pytest
 from asgiref.sync import sync_to_async
 from django.db import connections
+from django.utils import timezone
 
 from console.audit.actions import COMMAND_LINE
+from console.base.models import SnapshotVersion
 from console.catalog.models import Model
 from console.fleet import snapshot
 from console.fleet.actions import deploy, ensure_replicas, move_replica
-from console.fleet.models import Replica, Transition
+from console.fleet.models import Deployment, Replica, Route, Transition
+from console.fleet.route_actions import set_fallbacks, set_route, set_target
 from console.fleet.snapshot import DatabaseSnapshots
 from console.keys.actions import create_key, revoke_key, server_secret
-from console.tenants.actions import create_tenant
+from console.pricing.actions import set_price
+from console.tenants.actions import create_tenant, set_limits
 from serving import apikey
-from serving.port import Snapshot
+from serving.port import Budget, Limits, Price, Snapshot
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -109,3 +114,66 @@ async def test_a_damaged_or_foreign_copy_counts_as_none(tmp_path: Path, text: st
     kept = tmp_path / "snapshot.json"
     kept.write_text(text)
     assert DatabaseSnapshots(kept).current().version == 0
+
+
+def priced_route() -> Replica:
+    """A route with everything set, as the actions write it."""
+    replica = make_fleet()
+    route = Route.objects.get(name="tiny-route")
+    spare = Deployment.objects.create(name="spare", model=replica.deployment.model)
+    set_route(COMMAND_LINE, route, {"policy": "prefix-aware", "hedge_after_s": 0.5, "objective_ttft_p99_ms": 300})
+    set_target(COMMAND_LINE, route, spare, {"role": "shadow", "weight": 5})
+    set_fallbacks(COMMAND_LINE, route, ["spare"])
+    set_price(COMMAND_LINE, {"model": "tiny-route", "currency": "USD", "input": "0.15", "output": "0.6"})
+    later = timezone.now() + timedelta(seconds=1)
+    euro = {"model": "tiny-route", "currency": "EUR", "input": "1", "cached_input": "0.000001", "output": "2"}
+    set_price(COMMAND_LINE, {**euro, "effective_at": later})
+    return replica
+
+
+async def test_a_route_carries_its_rules_targets_fallbacks_and_prices(tmp_path: Path) -> None:
+    source = DatabaseSnapshots(tmp_path / "snapshot.json")
+    await source.start()
+    try:
+        replica = await sync_to_async(priced_route)()
+        written = (await SnapshotVersion.objects.aget()).version
+        seen = await until(source, lambda s: s.version == written)
+        route = seen.routes["tiny-route"]
+        assert (route.policy, route.hedge_after_s, route.objectives.ttft_p99_ms) == ("prefix-aware", 0.5, 300)
+        stable, shadow = route.targets
+        assert (stable.deployment_id, stable.role) == (str(replica.deployment_id), "stable")
+        assert (shadow.weight, shadow.role) == (5, "shadow")
+        assert route.fallbacks == (shadow.deployment_id,)
+        assert route.prices["USD"] == Price(
+            version=1, currency="USD", input=150_000, cached_input=150_000, output=600_000
+        )
+        # A planned price comes into force without any write.
+        later = await until(source, lambda s: "EUR" in s.routes["tiny-route"].prices)
+        assert later.routes["tiny-route"].prices["EUR"].cached_input == 1
+        assert later.version == written
+    finally:
+        await source.stop()
+
+
+async def test_a_key_carries_its_limits_and_its_tenants(tmp_path: Path) -> None:
+    source = DatabaseSnapshots(tmp_path / "snapshot.json")
+    await source.start()
+    try:
+        tenant = await sync_to_async(create_tenant)(COMMAND_LINE, "aurora", currency="EUR", billing_zone="Asia/Tokyo")
+        limits = {"requests_per_minute": 5, "budget_total": "0.000000001", "priority": "high", "may_override": True}
+        made = await sync_to_async(create_key)(COMMAND_LINE, tenant, "bot", limits=limits)
+        digest = apikey.digest(made.secret, server_secret())
+        await until(source, lambda s: digest in s.keys)
+        terms = {"concurrency": 2, "weight": 7, "capture_content": True}
+        await sync_to_async(set_limits)(COMMAND_LINE, tenant, terms)
+        seen = await until(source, lambda s: s.keys[digest].weight == 7)
+        principal = seen.keys[digest]
+        assert principal.limits == Limits(requests_per_minute=5, budgets=(Budget("total", 1),))
+        assert principal.tenant_limits == Limits(concurrency=2)
+        assert (principal.priority, principal.currency, principal.billing_zone) == ("normal", "EUR", "Asia/Tokyo")
+        assert principal.may_override
+        assert principal.capture_content
+    finally:
+        await source.stop()
+    again = DatabaseSnapshots(tmp_path / "snapshot.json")
+    assert again.current().keys == seen.keys

@@ -10,6 +10,7 @@ from uuid import UUID
 from django.core.management.base import BaseCommand, CommandError
 
 from console.audit.actions import COMMAND_LINE
+from console.base.management.limits import add_limits, limits_from
 from console.errors import ConsoleError
 from console.keys.actions import create_key, revoke_key
 from console.keys.models import APIKey
@@ -26,6 +27,8 @@ class Command(BaseCommand):
         create.add_argument("--tenant", required=True, help="name of the tenant")
         create.add_argument("--name", default="command line", help="what the key is for")
         create.add_argument("--model", action="append", dest="models", help="allow only this model (repeatable)")
+        add_limits(create)
+        create.add_argument("--may-override", action="store_true", help="let it choose policy, target and replica")
         create.add_argument("--json", action="store_true", help="{key, id, tenant}")
         listing = actions.add_parser("list", help="list a tenant's keys")
         listing.add_argument("--tenant", required=True)
@@ -41,7 +44,8 @@ class Command(BaseCommand):
 
     def _create(self, options: dict[str, Any]) -> None:
         tenant = _tenant(options["tenant"])
-        made = create_key(COMMAND_LINE, tenant, options["name"], options["models"])
+        limits = limits_from(options) | ({"may_override": True} if options["may_override"] else {})
+        made = create_key(COMMAND_LINE, tenant, options["name"], options["models"], limits=limits)
         facts = {"key": made.secret, "id": str(made.key.id), "tenant": tenant.name}
         self.stdout.write(json.dumps(facts) if options["json"] else made.secret)
 

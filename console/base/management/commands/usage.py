@@ -9,10 +9,20 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
+from console.base.fields import told
 from console.billing.models import UsageRecord
 from console.tenants.models import Tenant
 
-_FIELDS = ("model", "outcome", "prompt_tokens", "cached_tokens", "completion_tokens")
+_FIELDS = (
+    "model",
+    "outcome",
+    "prompt_tokens",
+    "cached_tokens",
+    "completion_tokens",
+    "price_version",
+    "currency",
+    "cost",
+)
 
 
 class Command(BaseCommand):
@@ -39,11 +49,15 @@ class Command(BaseCommand):
                 "request_id": str(record.id),
                 "key_id": str(record.key_id),
                 "tenant": names.get(record.tenant_id, str(record.tenant_id)),
-                **{name: getattr(record, name) for name in _FIELDS},
+                **{name: told(getattr(record, name)) for name in _FIELDS},
                 "started_at": record.started_at.astimezone(UTC).isoformat(),
             }
-            line = json.dumps(facts) if options["json"] else "  ".join(str(value) or "-" for value in facts.values())
+            line = json.dumps(facts) if options["json"] else "  ".join(map(_readable, facts.values()))
             self.stdout.write(line)
+
+
+def _readable(value: Any) -> str:
+    return "-" if value is None or value == "" else str(value)
 
 
 def _since(text: str) -> datetime:
