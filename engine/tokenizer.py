@@ -65,10 +65,10 @@ class Tokenizer:
         added = (token.content for token in backend.get_added_tokens_decoder().values())
         self._longest = max([*map(len, self._bytes), *map(len, added), 1])
 
-    def encode(self, text: str, window: int | None = None) -> list[int]:
+    def encode(self, text: str, window: int | None = None, *, bos: bool = True) -> list[int]:
         """Ids of plain text, with a BOS where the model wants one. Raises ContextTooLong for what no window holds."""
         ids = self._encode(text, window, "prompt")
-        if self.special.add_bos and self.special.bos_id is not None:
+        if bos and self.special.add_bos and self.special.bos_id is not None:
             if not ids or ids[0] != self.special.bos_id:
                 ids.insert(0, self.special.bos_id)
         return ids
@@ -96,9 +96,9 @@ class Tokenizer:
         ids: list[int] = self._backend.encode_batch([text], add_special_tokens=special)[0].ids
         return ids
 
-    def decode(self, ids: list[int]) -> str:
-        """Text of ids, special tokens left out."""
-        text: str = self._backend.decode(ids, skip_special_tokens=True)
+    def decode(self, ids: list[int], *, special: bool = False) -> str:
+        """Text of ids; special tokens are left out, or with `special` written by their names."""
+        text: str = self._backend.decode(ids, skip_special_tokens=not special)
         return text
 
     def token_bytes(self, id: int) -> bytes:

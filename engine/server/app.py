@@ -13,10 +13,12 @@ from engine.server.answers import answer
 from engine.server.embedding import embed
 from engine.server.http import Disconnected, Exchange, Receive, Scope, Send
 from engine.server.service import Service
+from engine.server.tokenizing import detokenize, tokenize
 
 Endpoint = Callable[[Exchange], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+_GUARDED = ("/v1/", "/tokenize", "/detokenize")  # paths that need the key, if there is one
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -39,6 +41,8 @@ class EngineApp:
                 ("POST", "/v1/chat/completions"): self._chat,
                 ("POST", "/v1/completions"): self._completions,
                 ("POST", "/v1/embeddings"): self._embeddings,
+                ("POST", "/tokenize"): self._tokenize,
+                ("POST", "/detokenize"): self._detokenize,
             }
         self._inference = inference
 
@@ -57,7 +61,7 @@ class EngineApp:
     def _endpoint(self, exchange: Exchange) -> Endpoint:
         """Find the endpoint. Raises RequestError (404, 405) or Unauthorized."""
         path = exchange.path
-        if path.startswith("/v1/") and self._inference:
+        if path.startswith(_GUARDED) and self._inference:
             self._authorise(exchange)
         found = self._routes.get((exchange.method, path))
         if found is not None:
@@ -90,6 +94,12 @@ class EngineApp:
 
     async def _embeddings(self, exchange: Exchange) -> None:
         await embed(self._service, exchange)
+
+    async def _tokenize(self, exchange: Exchange) -> None:
+        await tokenize(self._service, exchange)
+
+    async def _detokenize(self, exchange: Exchange) -> None:
+        await detokenize(self._service, exchange)
 
     async def _models(self, exchange: Exchange) -> None:
         await exchange.json({"object": "list", "data": [self._describe()]})

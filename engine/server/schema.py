@@ -197,7 +197,8 @@ def _stop(value: Any) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def _token_ids(value: Any) -> list[int]:
+def token_ids(value: Any) -> list[int]:
+    """A check of lists of ids; whether the model has them is asked elsewhere."""
     ids = isinstance(value, list) and all(type(id) is int and id >= 0 for id in value)
     if not ids:
         raise ValueError("a list of token ids is expected.")
@@ -211,13 +212,13 @@ def _prompt(value: Any) -> str | list[int]:
         value = value[0]
     if isinstance(value, str):
         return value
-    return _token_ids(value)
+    return token_ids(value)
 
 
 def _stop_token_ids(value: Any) -> list[int]:
     if isinstance(value, list) and len(value) > MAX_TOKEN_IDS:
         raise ValueError(f"at most {MAX_TOKEN_IDS:,} token ids are expected.")
-    return _token_ids(value)
+    return token_ids(value)
 
 
 def _logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
@@ -278,13 +279,13 @@ def _request_id(value: Any) -> str:
     return value
 
 
-_BOOL = _kind(bool, name="true or false")
+flag = _kind(bool, name="true or false")
 _TEXT = _kind(str, name="a string")
 _NOT_YET = "this engine cannot do it yet."
 
 COMMON: dict[str, Check] = {
     "model": _TEXT,
-    "stream": _BOOL,
+    "stream": flag,
     "stream_options": _stream_options,
     "temperature": _number(0, 2),
     "top_p": _number(0, 1, open_low=True),
@@ -297,7 +298,7 @@ COMMON: dict[str, Check] = {
     "n": integer(1, MAX_CHOICES),
     "user": _TEXT,
     "metadata": _kind(dict, name="an object"),
-    "store": _BOOL,
+    "store": flag,
     "service_tier": _TEXT,
     "safety_identifier": _TEXT,
     "prompt_cache_key": _TEXT,
@@ -305,7 +306,7 @@ COMMON: dict[str, Check] = {
     "min_p": _number(0, 1),
     "repetition_penalty": _number(0, 10, open_low=True),
     "min_tokens": integer(0),
-    "ignore_eos": _BOOL,
+    "ignore_eos": flag,
     "stop_token_ids": _stop_token_ids,
     "cache_salt": _TEXT,
     "priority": integer(-(2**31), 2**31),
@@ -317,14 +318,14 @@ COMMON: dict[str, Check] = {
 CHAT: dict[str, Check] = COMMON | {
     "messages": _messages,
     "max_completion_tokens": integer(1),
-    "logprobs": _BOOL,
+    "logprobs": flag,
     "top_logprobs": integer(0, 20),
     "response_format": form.response_format,
     "tools": read_tools,
     "tool_choice": _kind(str, dict, name="none, auto, required or a function"),
     "functions": _only([], why="send 'tools' instead."),
     "function_call": _only("none", "auto", why="send 'tool_choice' instead."),
-    "parallel_tool_calls": _BOOL,
+    "parallel_tool_calls": flag,
     "modalities": _only(["text"], why="only text comes out of this engine."),
 }
 TEXT: dict[str, Check] = COMMON | {
