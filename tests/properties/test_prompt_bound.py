@@ -22,9 +22,8 @@ from serving.translate.responses import responses
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=200) | st.sampled_from(
     ("\u0378" * 50, "\U0001f9d1\u200d\U0001f680" * 20, "\ufdfa" * 40, "\x00\x01" * 40, "<|im_start|>" * 9, " \n\t" * 60)
 )
-VALUE = st.recursive(
-    st.none() | st.booleans() | st.integers(-9, 9) | TEXT, lambda v: st.lists(v, max_size=3), max_leaves=5
-)
+VALUE = st.recursive(st.none() | st.integers(-9, 9) | TEXT, lambda inner: st.lists(inner, max_size=3), max_leaves=5)
+OBJECT = st.dictionaries(TEXT, VALUE, max_size=3)
 NAME = st.text("abc_", min_size=1, max_size=9)
 FUNCTION = st.fixed_dictionaries({"name": NAME, "description": TEXT, "parameters": OBJECT})
 TOOLS = st.lists(st.fixed_dictionaries({"type": st.just("function"), "function": FUNCTION}), max_size=3)
