@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "console.settings")
@@ -28,14 +28,11 @@ from channels.security.websocket import AllowedHostsOriginValidator
 
 from console import contract
 from console.routing import websocket_urlpatterns
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+from serving.port import Receive, Scope, Send
 
 _GATEWAY_PATHS = ("/v1/", "/metrics", "/healthz", "/readyz")
 
-serving = contract.serve()
+serving = contract.serve("web")
 
 
 async def http(scope: Scope, receive: Receive, send: Send) -> None:
@@ -47,17 +44,9 @@ async def http(scope: Scope, receive: Receive, send: Send) -> None:
         await pages(scope, receive, send)
 
 
-async def lifespan(scope: Scope, receive: Receive, send: Send) -> None:
-    """Start the gateway before the first request and stop it after the last."""
-    while True:
-        message = await receive()
-        if message["type"] == "lifespan.startup":
-            await serving.startup()
-            await send({"type": "lifespan.startup.complete"})
-        elif message["type"] == "lifespan.shutdown":
-            await serving.shutdown()
-            await send({"type": "lifespan.shutdown.complete"})
-            return
+async def lifespan(_scope: Scope, receive: Receive, send: Send) -> None:
+    """The gateway's; pages need none."""
+    await contract.lifespan(serving, receive, send)
 
 
 application = ProtocolTypeRouter(

@@ -20,7 +20,7 @@ from console.tenants.limits import lower
 from console.tenants.queries import usable_tenants
 from console.version import version
 from serving.asgi import Gateway
-from serving.port import GatewaySettings, Inference, Principal, ReplicaLoad
+from serving.port import GatewaySettings, Inference, Principal, Receive, ReplicaLoad, Send
 
 _POLL_S = 0.5
 
@@ -77,7 +77,7 @@ def _load(value: bytes | str) -> ReplicaLoad:
 class Serving:
     """The gateway of this process with what keeps it informed."""
 
-    def __init__(self) -> None:
+    def __init__(self, role: str) -> None:
         env = settings.ENV
         self.snapshots = DatabaseSnapshots(settings.LAYOUT.run / "snapshot.json")
         self.live = ValkeyLiveState(self.snapshots)
@@ -86,9 +86,11 @@ class Serving:
                 journal_root=settings.LAYOUT.journal,
                 secret=server_secret(),
                 version=version(),
-                instance=f"web-{os.getpid()}",
+                instance=f"{role}-{os.getpid()}",
                 max_body_bytes=env["MAX_BODY_BYTES"],
                 snapshot_max_age_s=env["SNAPSHOT_MAX_AGE"],
+                valkey_url=settings.VALKEY_URL,
+                siblings=settings.LAYOUT.run / "metrics",
                 metrics_token=env["METRICS_TOKEN"] or None,
                 trusted_proxies=env["TRUSTED_PROXIES"],
                 min_free_disk_bytes=env["MIN_FREE_DISK_BYTES"],
@@ -113,12 +115,25 @@ class Serving:
 _serving: Serving | None = None
 
 
-def serve() -> Serving:
-    """Make this process's gateway; console/asgi.py calls it once."""
+def serve(role: str) -> Serving:
+    """Make this process's gateway; its ASGI module calls it once. `role` begins its name in records and logs."""
     global _serving
     if _serving is None:
-        _serving = Serving()
+        _serving = Serving(role)
     return _serving
+
+
+async def lifespan(serving: Serving, receive: Receive, send: Send) -> None:
+    """Start the gateway before the first request and stop it after the last."""
+    while True:
+        message = await receive()
+        if message["type"] == "lifespan.startup":
+            await serving.startup()
+            await send({"type": "lifespan.startup.complete"})
+        elif message["type"] == "lifespan.shutdown":
+            await serving.shutdown()
+            await send({"type": "lifespan.shutdown.complete"})
+            return
 
 
 async def drain() -> None:

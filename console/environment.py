@@ -93,6 +93,20 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("PORT", "1–65535", "8000", "Port of the console and of /v1.", _int(1, 65535)),
     Setting(
+        "GATEWAY_PORT",
+        "1–65535",
+        "8001",
+        "Port of `manage.py gateway`: /v1 in processes of its own.",
+        _int(1, 65535),
+    ),
+    Setting(
+        "GATEWAYS",
+        "0–64",
+        "0",
+        "Gateway processes that `up` starts beside the web process, on FANLIGHT_GATEWAY_PORT.",
+        _int(0, 64),
+    ),
+    Setting(
         "HOSTS",
         "list",
         "localhost,127.0.0.1,[::1]",

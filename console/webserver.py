@@ -19,12 +19,13 @@ class DrainingServer(uvicorn.Server):
 
     uvicorn itself would close its sockets at the signal, hang up on every WebSocket (a playground answer with it), and
     tell the application only when all requests are over. A second signal ends at once; the shipper then settles what
-    was cut.
+    was cut. With a socket that other processes share it stops to accept at the signal: they take what comes.
     """
 
-    def __init__(self, config: uvicorn.Config, drain: Drain) -> None:
+    def __init__(self, config: uvicorn.Config, drain: Drain, *, shares_socket: bool = False) -> None:
         super().__init__(config)
         self._drain = drain
+        self._shares_socket = shares_socket
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
         self._asked = False
@@ -50,6 +51,9 @@ class DrainingServer(uvicorn.Server):
         self._draining = asyncio.create_task(self._end_drained(), name="drain")
 
     async def _end_drained(self) -> None:
+        if self._shares_socket:
+            for server in self.servers:  # others accept what comes from here on
+                server.close()
         try:
             await self._drain()
         except Exception:

@@ -27,17 +27,28 @@ from serving.errors import (
     ShuttingDown,
     Unauthenticated,
 )
-from serving.exchange import Exchange, Receive, Scope, Send
+from serving.exchange import Exchange
 from serving.journal import Journal
 from serving.pipeline import Pipeline
 from serving.playground import Playground
-from serving.port import GatewaySettings, Inference, LiveState, Principal, Snapshot, SnapshotSource
+from serving.port import (
+    GatewaySettings,
+    Inference,
+    LiveState,
+    Principal,
+    Receive,
+    Scope,
+    Send,
+    Snapshot,
+    SnapshotSource,
+)
 from serving.replicas import ReplicaPool
 from serving.request import Request
 from serving.shipper import unshipped_bytes
 from serving.snapshot import Configuration
 from serving.telemetry import names
 from serving.telemetry.metrics import GaugeRow, Metrics
+from serving.telemetry.siblings import Siblings
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +79,7 @@ class Gateway:
         self._configuration = Configuration(snapshots, settings.snapshot_max_age_s)
         self._pool = ReplicaPool()
         self._metrics = Metrics(self._gauges)
+        self._siblings: Siblings | None = None
         self._pipeline: Pipeline | None = None
         self._tending: asyncio.Task[None] | None = None
 
@@ -80,6 +92,9 @@ class Gateway:
             settings, self._configuration, self._live, journal, self._metrics, self._pool, self._coordinator
         )
         self.inference = Playground(self._pipeline)
+        if settings.siblings is not None:
+            self._siblings = Siblings(settings.siblings, settings.instance, self._metrics.text)
+            await self._siblings.start()
         self._tending = asyncio.create_task(self._tend())
 
     async def drain(self) -> None:
@@ -105,6 +120,8 @@ class Gateway:
         await self.drain()
         if self._tending is not None:
             self._tending.cancel()
+        if self._siblings is not None:
+            await self._siblings.stop()
         self._pool.close()
         await self._coordinator.stop()
         pipeline.journal.close()
@@ -144,7 +161,8 @@ class Gateway:
         elif path == "/metrics":
             _allow(exchange, "GET")
             health.check_may_read_metrics(exchange, self._settings)
-            await exchange.respond(200, self._metrics.text(), [(b"content-type", health.METRICS_TYPE)])
+            text = await self._siblings.all_metrics() if self._siblings else self._metrics.text()
+            await exchange.respond(200, text, [(b"content-type", health.METRICS_TYPE)])
         elif path == "/healthz":
             _allow(exchange, "GET")
             await exchange.respond_json(200, {"status": "ok"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterable, MutableMapping
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -19,15 +19,11 @@ from serving.errors import (
     TooLarge,
     UnsupportedMedia,
 )
+from serving.port import Receive, Scope, Send
 from serving.request import Arrival
 from serving.routing import Hints
 from serving.stream import FLUSH_TIMEOUT_S
 from serving.telemetry import names, tracing
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Coroutine[Any, Any, Message]]
-Send = Callable[[Message], Coroutine[Any, Any, None]]
 
 JSON: Header = (b"content-type", b"application/json")
 BODY_TIMEOUT_S = 60.0

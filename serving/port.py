@@ -6,12 +6,20 @@ a gateway swaps a whole Snapshot, it never edits one.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, MutableMapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
+
+# ---------------------------------------------------------------------------------------------------------------
+# ASGI, as far as it is used here
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Coroutine[Any, Any, Message]]
+Send = Callable[[Message], Coroutine[Any, Any, None]]
 
 # ---------------------------------------------------------------------------------------------------------------
 # Configuration a gateway runs on
@@ -180,6 +188,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     snapshot_max_age_s: float = 900.0
     metrics_token: str | None = None
     trusted_proxies: tuple[str, ...] = ()
+    siblings: Path | None = None  # where gateway processes of one host find each other's metrics
     valkey_url: str | None = None  # limits, queues and slots are shared there; None: this process is the only one
     min_free_disk_bytes: int = 1_000_000_000
     unsent_bytes_limit: int = 1_000_000

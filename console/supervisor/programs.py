@@ -37,6 +37,12 @@ def web(drain_s: float) -> Program:
     return _python("web", _manage("web"), WEB, drain_s + WEB_EXTRA_S)
 
 
+def gateways(workers: int, drain_s: float) -> Program:
+    """/v1 in processes of its own; stops with the web process."""
+    argv = (*_manage("gateway"), "--workers", str(workers))
+    return _python("gateway", argv, WEB, drain_s + 2 * WEB_EXTRA_S)
+
+
 def shipper() -> Program:
     """Journals to PostgreSQL; its last round comes after the web process has ended."""
     return _python("shipper", _manage("shipper"), SHIP, 20)

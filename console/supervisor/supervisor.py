@@ -71,6 +71,8 @@ class Supervisor:
         self._write_guardian()
         preflight.check_disk(self.layout, settings.ENV["MIN_FREE_DISK_BYTES"])
         preflight.check_port(settings.ENV["BIND"], settings.ENV["PORT"])
+        if settings.ENV["GATEWAYS"]:
+            preflight.check_port(settings.ENV["BIND"], settings.ENV["GATEWAY_PORT"])
         self._start_servers()
         bootstrap.migrate(self.layout, self.terminal.say)
         self._start_control()
@@ -78,6 +80,8 @@ class Supervisor:
         bootstrap.collect_static(self.layout)
         credentials = bootstrap.first_credentials(self.layout)
         self._adopt(programs.web(settings.ENV["DRAIN_SECONDS"])).start()
+        if settings.ENV["GATEWAYS"]:
+            self._adopt(programs.gateways(settings.ENV["GATEWAYS"], settings.ENV["DRAIN_SECONDS"])).start()
         self._write_state()
         self._await("the web process", self._web_is_ready, READY_TIMEOUT_S)
         if credentials:
