@@ -85,7 +85,7 @@ def _check_length(ask: Ask, route: Route) -> None:
     if longest and ask.prompt_estimate > (longest if _is_exact(ask) else longest * _SURELY):
         raise BadRequest(
             f"This model takes prompts of at most {longest} tokens; yours has about {ask.prompt_estimate}.",
-            param="messages" if "messages" in ask.upstream else "prompt",
+            param=next(name for name in ("messages", "prompt", "input") if name in ask.upstream),
             code="context_length_exceeded",
         )
     if route.max_model_len and ask.max_tokens is not None and ask.max_tokens > route.max_model_len:

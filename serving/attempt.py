@@ -62,9 +62,8 @@ class Attempt:
         try:
             connection = await channel.connection()
             path = self._dialect.upstream or self._dialect.path
-            streams, identify = relay is not None, self._dialect.generates
             head = channel.head(path)
-            message = dispatch.outgoing(request, self.replica, secret, head, stream=streams, identify=identify)
+            message = dispatch.outgoing(request, self.replica, secret, head, stream=relay is not None)
             call = self._call = EngineCall(connection, relay.take if relay is not None else None)
             request.attempts += 1
             request.stamps.posted = time.monotonic_ns()

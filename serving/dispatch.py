@@ -25,7 +25,7 @@ def check_extras(ask: Ask, replica: Replica) -> None:
         raise BadRequest(f"The engine of this model does not take `{name}`.", param=name, code="unknown_parameter")
 
 
-def outgoing(request: Request, replica: Replica, secret: bytes, head: bytes, *, stream: bool, identify: bool) -> bytes:
+def outgoing(request: Request, replica: Replica, secret: bytes, head: bytes, *, stream: bool) -> bytes:
     """The whole HTTP message: the channel's `head`, headers of ours, and a body with the identity no caller can set."""
     assert request.ask is not None
     # an engine may still be ending the attempt before this one, and ids are unique there
@@ -35,7 +35,7 @@ def outgoing(request: Request, replica: Replica, secret: bytes, head: bytes, *, 
     if stream:
         body["stream"] = True
         body["stream_options"] = STREAM_OPTIONS if external else OUR_STREAM_OPTIONS
-    if identify and not external:
+    if not external:
         body["request_id"] = request_id
         body["cache_salt"] = apikey.cache_salt(request.principal.tenant_id, secret)
     encoded = msgspec.json.encode(body)
