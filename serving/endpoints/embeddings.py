@@ -41,6 +41,8 @@ def whole(body: bytes, request: Request) -> Reply:
 
 def _in_form(data: bytes, form: str) -> bytes:
     """Vectors as they came, unless the engine knows one form only and it is the other one."""
+    if not data.startswith(b"["):
+        raise ValueError("not a list")
     is_text = b'"embedding":"' in data or b'"embedding": "' in data
     if is_text == (form == "base64"):
         return data

@@ -60,7 +60,9 @@ def messages(raw: bytes) -> Ask:
 def count(raw: bytes) -> Ask:
     """Read a request to count; raises BadRequest naming the field."""
     body = decode(_count, raw)
-    return asked(_prompt(body), model=body.model, limit=0)
+    ask = asked(_prompt(body), model=body.model, limit=0)
+    ask.prompt_estimate = ask.prompt_bound = 0  # no model runs for it: any length may be counted, and takes no tokens
+    return ask
 
 
 def _prompt(body: Prompt) -> dict[str, Any]:
