@@ -10,12 +10,18 @@ from django.views.generic import RedirectView
 
 from console.audit.views import audit
 from console.base import views as base
+from console.base.api import endpoint
 from console.catalog.views import models
 from console.dashboards.views import overview
+from console.fleet import api as fleet_api
+from console.fleet import route_views as routes
 from console.fleet.views import deployments
+from console.keys import api as keys_api
 from console.keys import views as keys
 from console.playground.views import playground
+from console.pricing import api as pricing_api
 from console.telemetry import views as telemetry
+from console.tenants import api as tenants_api
 from console.tenants import views as tenants
 
 urlpatterns = [
@@ -28,14 +34,36 @@ urlpatterns = [
     path("playground/", playground, name="playground"),
     path("models/", models, name="models"),
     path("deployments/", deployments, name="deployments"),
+    path("routes/", routes.routes, name="routes"),
+    path("routes/create/", routes.create, name="route-create"),
+    path("routes/<uuid:route_id>/", routes.route, name="route"),
+    path("routes/<uuid:route_id>/rules/", routes.rules, name="route-rules"),
+    path("routes/<uuid:route_id>/target/", routes.target, name="route-target"),
+    path("routes/<uuid:route_id>/price/", routes.price, name="route-price"),
     path("keys/", keys.keys, name="keys"),
+    path("keys/<uuid:key_id>/", keys.key, name="key"),
+    path("keys/<uuid:key_id>/limits/", keys.limits, name="key-limits"),
     path("keys/<str:tenant>/create/", keys.create, name="key-create"),
     path("keys/<uuid:key_id>/revoke/", keys.revoke, name="key-revoke"),
     path("tenants/", tenants.tenants, name="tenants"),
     path("tenants/create/", tenants.create, name="tenant-create"),
     path("tenants/<str:name>/", tenants.tenant, name="tenant"),
+    path("tenants/<str:name>/limits/", tenants.limits, name="tenant-limits"),
     path("tenants/<str:name>/members/", tenants.add_member, name="tenant-member"),
     path("tenants/<str:name>/members/<str:username>/remove/", tenants.remove_member, name="tenant-remove-member"),
+    path("api/v1/routes", endpoint(get=fleet_api.routes, post=fleet_api.create), name="api-routes"),
+    path("api/v1/routes/<uuid:route_id>", endpoint(get=fleet_api.route, post=fleet_api.change), name="api-route"),
+    path("api/v1/prices", endpoint(get=pricing_api.prices, post=pricing_api.create), name="api-prices"),
+    path(
+        "api/v1/tenants/<uuid:tenant_id>/limits",
+        endpoint(get=tenants_api.limits, post=tenants_api.change),
+        name="api-tenant-limits",
+    ),
+    path(
+        "api/v1/keys/<uuid:key_id>/limits",
+        endpoint(get=keys_api.limits, post=keys_api.change),
+        name="api-key-limits",
+    ),
     path("audit/", audit, name="audit"),
     path("docs/", base.docs, name="docs"),
     path("account/", base.account, name="account"),

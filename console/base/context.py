@@ -49,7 +49,7 @@ def _navigation(request: HttpRequest, is_admin: bool) -> list[dict[str, Any]]:
             _("Serve"),
             [
                 ("models", _("Models")),
-                *([("deployments", _("Deployments"))] if is_admin else []),
+                *([("deployments", _("Deployments")), ("routes", _("Routes"))] if is_admin else []),
                 ("playground", _("Playground")),
             ],
         ),
@@ -61,6 +61,7 @@ def _navigation(request: HttpRequest, is_admin: bool) -> list[dict[str, Any]]:
     current = {
         "request": "requests",
         "deployment": "deployments",
+        "route": "routes",
         "tenant": "tenants",
         "key": "keys",
     }.get(section, section)

@@ -94,12 +94,13 @@ def flag(value: Any) -> bool:
 
 
 def text(longest: int, shortest: int = 1) -> Check:
-    """Text without surrounding blanks, of a bounded length."""
+    """Text without surrounding blanks and control characters, of a bounded length."""
 
     def check(value: Any) -> str:
-        if not isinstance(value, str) or not shortest <= len(value.strip()) <= longest:
+        found = value.strip() if isinstance(value, str) else ""
+        if not shortest <= len(found) <= longest or not found.isprintable():
             raise ValueError(f"must be text of {shortest} to {longest} characters")
-        return value.strip()
+        return found
 
     return check
 

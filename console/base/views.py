@@ -22,6 +22,7 @@ from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from console.audit.actions import Actor, record
+from console.base import api
 from console.base.forms import NewPasswordForm, PreferencesForm, SignInForm, zones
 from console.base.models import User
 from console.fleet.models import Route
@@ -144,6 +145,8 @@ def forbidden(request: HttpRequest, exception: Exception | None = None) -> HttpR
 
 
 def csrf_failure(request: HttpRequest, reason: str = "") -> HttpResponse:
+    if request.path.startswith(api.PREFIX):
+        return api.refusal(403, "The CSRF token is missing or out of date: send the cookie's value as X-CSRFToken.")
     return _error(
         request,
         403,

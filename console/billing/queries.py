@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 from django.db.models import Count, Max, Sum
@@ -24,6 +25,7 @@ class KeyUsage:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    cost: Decimal = Decimal(0)  # in the tenant's currency
     last_used: datetime | None = None
     by_day: list[int] = field(default_factory=lambda: [0] * DAYS)
 
@@ -40,6 +42,7 @@ def usage_by_key(tenant_id: uuid.UUID, now: datetime | None = None) -> dict[uuid
             prompt=Sum("prompt_tokens"),
             cached=Sum("cached_tokens"),
             completion=Sum("completion_tokens"),
+            cost=Sum("cost"),
             last=Max("started_at"),
         )
     )
@@ -50,6 +53,7 @@ def usage_by_key(tenant_id: uuid.UUID, now: datetime | None = None) -> dict[uuid
         key.prompt_tokens += row["prompt"]
         key.cached_tokens += row["cached"]
         key.completion_tokens += row["completion"]
+        key.cost += row["cost"]
         key.last_used = max(filter(None, [key.last_used, row["last"]]))
         day = (row["day"] - first).days
         if 0 <= day < DAYS:
@@ -68,6 +72,7 @@ def usage_by_model(tenant_id: uuid.UUID, now: datetime | None = None) -> Iterabl
             prompt=Sum("prompt_tokens"),
             cached=Sum("cached_tokens"),
             completion=Sum("completion_tokens"),
+            cost=Sum("cost"),
         )
         .order_by("-n")[:20]
     )
@@ -77,3 +82,9 @@ def _first_day(now: datetime | None) -> datetime:
     """When the last DAYS days began, today's the last of them."""
     now = now or datetime.now(UTC)
     return (now - timedelta(days=DAYS - 1)).replace(hour=0, minute=0, second=0, microsecond=0)
+
+
+def spent(kind: str, scope_id: uuid.UUID, currency: str, since: datetime) -> Decimal:
+    """What a key's or a tenant's requests received since then have cost in a currency, from the ledger."""
+    lines = UsageRecord.objects.filter(**{f"{kind}_id": scope_id}, currency=currency, started_at__gte=since)
+    return lines.aggregate(sum=Sum("cost"))["sum"] or Decimal(0)

@@ -114,7 +114,9 @@ def set_fallbacks(actor: Actor, route: Route, names: Sequence[str]) -> None:
 
 def deployment_named(name: Any, field: str = "deployment") -> Deployment:
     """The deployment of this name. Raises Refused, listing the ones there are."""
-    found = Deployment.objects.filter(name=name).first() if isinstance(name, str) else None
+    found = None
+    if isinstance(name, str) and name.isprintable():  # the database refuses to look for some other characters
+        found = Deployment.objects.filter(name=name).first()
     if found is None:
         known = ", ".join(Deployment.objects.values_list("name", flat=True)[:20]) or "none"
         raise Refused(f"There is no deployment named {str(name)[:80]}. Known: {known}.", field)

@@ -20,9 +20,12 @@ from console.billing.queries import KeyUsage, usage_by_key, usage_by_model
 from console.errors import ConsoleError
 from console.fleet.models import Route
 from console.keys import actions
+from console.keys.actions import KEY_CHECKS
 from console.keys.forms import KeyForm
 from console.keys.models import APIKey
+from console.keys.queries import limit_fields, limit_rows
 from console.tenants.actions import may_manage
+from console.tenants.limits import Priority
 from console.tenants.models import Tenant
 from console.tenants.queries import visible_tenants
 
@@ -38,6 +41,37 @@ def keys(request: HttpRequest) -> HttpResponse:
     if tenant is None:
         raise Http404
     return render(request, "keys/keys.html", _context(request, tenant, tenants, KeyForm()))
+
+
+@require_GET
+def key(request: HttpRequest, key_id: uuid.UUID) -> HttpResponse:
+    """One key: its limits, and how much of each is used."""
+    found = _key(request, key_id)
+    may = may_manage(actor_of(request), found.tenant)
+    context = {
+        "key": found,
+        "tenant": found.tenant,
+        "rows": limit_rows(found),
+        "tenant_rows": limit_rows(found.tenant),
+        "fields": limit_fields(found),
+        "priorities": Priority.choices,
+        "may_manage": may,
+    }
+    return render(request, "keys/key.html", context)
+
+
+@require_POST
+def limits(request: HttpRequest, key_id: uuid.UUID) -> HttpResponse:
+    """Change a key's limits; an empty field means no limit."""
+    found = _key(request, key_id)
+    values = {name: request.POST[name] for name in KEY_CHECKS if name in request.POST}
+    try:
+        actions.set_key_limits(actor_of(request), found, values)
+    except ConsoleError as error:
+        messages.error(request, str(error))
+    else:
+        messages.success(request, _("The limits are saved. Gateways know them within a second."))
+    return redirect("key", key_id=found.id)
 
 
 @never_cache
@@ -67,9 +101,7 @@ def create(request: HttpRequest, tenant: str) -> HttpResponse:
 @require_POST
 def revoke(request: HttpRequest, key_id: uuid.UUID) -> HttpResponse:
     """Revoke a key; asked for with a confirmation on the page."""
-    key = get_object_or_404(
-        APIKey.objects.select_related("tenant"), pk=key_id, tenant__in=visible_tenants(request.user)
-    )
+    key = _key(request, key_id)
     try:
         actions.revoke_key(actor_of(request), key)
     except ConsoleError as error:
@@ -80,6 +112,11 @@ def revoke(request: HttpRequest, key_id: uuid.UUID) -> HttpResponse:
             _("%(name)s is revoked. It stops working everywhere within a second.") % {"name": key.name},
         )
     return redirect(f"{reverse('keys')}?{urlencode({'tenant': key.tenant.name})}")
+
+
+def _key(request: HttpRequest, key_id: uuid.UUID) -> APIKey:
+    visible = visible_tenants(request.user)
+    return get_object_or_404(APIKey.objects.select_related("tenant"), pk=key_id, tenant__in=visible)
 
 
 def _tenant(request: HttpRequest, name: str) -> Tenant:
@@ -98,6 +135,7 @@ def _context(request: HttpRequest, tenant: Tenant, tenants: list[Tenant], form: 
         "active": sum(1 for key, _usage in rows if key.status == "active"),
         "revoked": sum(1 for key, _usage in rows if key.status != "active"),
         "by_model": list(usage_by_model(tenant.id)),
+        "limit_rows": limit_rows(tenant),
         "may_manage": may_manage(actor_of(request), tenant),
         "form": form,
         "routes": routes,

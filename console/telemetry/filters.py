@@ -38,6 +38,7 @@ WORDS = {
     "trace": "trace_id",
     "client_id": "client_request_id",
     "layer": "layer",
+    "role": "role",
 }
 DURATIONS = {
     "ttft": "ttft_us",
@@ -59,6 +60,7 @@ COUNTS = {
     "output": "completion_tokens",
     "preempted": "preemptions",
     "attempts": "attempts",
+    "retries": "retries",
 }
 _UNITS_US = {"us": 1.0, "µs": 1.0, "ms": 1e3, "s": 1e6, "m": 60e6, "min": 60e6}
 _UNITS_COUNT = {"": 1.0, "k": 1e3, "m": 1e6}

@@ -22,7 +22,9 @@ from django.utils.http import urlencode
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_GET
 
+from console.base.fields import told
 from console.base.views import too_slow
+from console.billing.bill import bill_of
 from console.playground.consumers import PARAMS
 from console.telemetry import filters, names, queries, trace, windows
 from console.telemetry.filters import BadFilter, Condition
@@ -258,8 +260,8 @@ _COLUMNS = (
     "id", "started_at", "tenant", "key", "source", "endpoint", "model", "stream", "outcome", "status", "code",
     "finish_reason", "replica", "device", "attempts", "prompt_tokens", "cached_tokens", "completion_tokens",
     "duration_us", "ttft_us", "itl_p50_us", "itl_p99_us", "itl_max_us", "gateway_us", "queue_us", "engine_queue_us",
-    "prefill_us", "decode_us", "unattributed_us", "preemptions", "client_request_id", "trace_id", "gateway_version",
-    "snapshot_version", "engine_version",
+    "prefill_us", "decode_us", "unattributed_us", "preemptions", "role", "retries", "currency", "cost",
+    "client_request_id", "trace_id", "gateway_version", "snapshot_version", "engine_version",
 )  # fmt: skip
 
 
@@ -303,6 +305,7 @@ def _cells(row: RequestRecord, known: names.Names, zone: tzinfo) -> list[str]:
         "started_at": lambda: row.started_at.astimezone(zone).isoformat(timespec="milliseconds"),
         "tenant": lambda: known.tenants[row.tenant_id].name if row.tenant_id in known.tenants else "",
         "key": lambda: known.keys[row.key_id].name if row.key_id in known.keys else "",
+        "cost": lambda: told(row.cost),
         "replica": lambda: str(known.replicas.get(row.replica_id, "")),
         "stream": lambda: "yes" if row.stream else "no",
     }
@@ -374,6 +377,7 @@ def _detail(request: HttpRequest, scope: Scope, row: RequestRecord) -> dict[str,
         "engine_events": sum(1 for e in found if e.source == "engine"),
         "blocks": trace.blocks(row, body),
         "gaps": trace.gaps(body),
+        "bill": bill_of(row.id),
         "computed": trace.computed_tokens(row, body),
         "candidates": _candidates(body),
         "decision": body.get("decision", {}),

@@ -18,7 +18,9 @@ from console.base.views import actor_of
 from console.billing.models import UsageRecord
 from console.errors import ConsoleError
 from console.keys.models import APIKey
+from console.keys.queries import limit_fields, limit_rows
 from console.tenants import actions
+from console.tenants.limits import Priority
 from console.tenants.models import Membership, Tenant
 
 
@@ -57,8 +59,31 @@ def tenant(request: HttpRequest, name: str) -> HttpResponse:
 
 def _page(request: HttpRequest, found: Tenant, made: actions.NewPerson | None = None) -> HttpResponse:
     members = Membership.objects.filter(tenant=found).select_related("user").order_by("user__username")
-    context = {"tenant": found, "members": members, "roles": Membership.Role.choices, "made": made}
+    context = {
+        "tenant": found,
+        "members": members,
+        "roles": Membership.Role.choices,
+        "made": made,
+        "rows": limit_rows(found),
+        "fields": limit_fields(found),
+        "priorities": Priority.choices,
+    }
     return render(request, "tenants/tenant.html", context)
+
+
+@require_POST
+def limits(request: HttpRequest, name: str) -> HttpResponse:
+    """Change a tenant's limits, queue share and class; an empty field means no limit."""
+    _admins_only(request)
+    found = get_object_or_404(Tenant, name=name)
+    values = {name: request.POST[name] for name in actions.TENANT_CHECKS if name in request.POST}
+    try:
+        actions.set_limits(actor_of(request), found, values)
+    except ConsoleError as error:
+        messages.error(request, str(error))
+    else:
+        messages.success(request, _("The limits are saved. Gateways know them within a second."))
+    return redirect("tenant", name=found.name)
 
 
 @require_POST

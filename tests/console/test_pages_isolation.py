@@ -8,12 +8,20 @@ import pytest
 from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver, reverse
 
+from console.fleet.models import Route
+from console.pricing.models import Price
 from tests.console.test_pages import signed_in
 from tests.e2e.world import World, deliver, settled
 from tests.e2e.world import world as world
 
 PUBLIC = {"login", "preferences", None}  # None: redirects without a name, the admin's login and the icon
 POST_ONLY = {
+    "key-limits",
+    "tenant-limits",
+    "route-create",
+    "route-rules",
+    "route-target",
+    "route-price",
     "key-create",
     "key-revoke",
     "tenant-create",
@@ -23,7 +31,17 @@ POST_ONLY = {
     "logout",
 }
 NO_ID = "00000000-0000-7000-8000-000000000000"
-ADMINS = {"deployments", "tenants", "tenant", "tenant-create", "tenant-member", "tenant-remove-member"}
+ADMINS = {
+    "deployments",
+    "routes",
+    "route",
+    "tenants",
+    "tenant",
+    "tenant-create",
+    "tenant-member",
+    "tenant-remove-member",
+}
+API = {"api-routes", "api-route", "api-prices", "api-tenant-limits", "api-key-limits"}
 
 
 def arguments(world: World, request_id: str) -> dict[str, dict[str, Any]]:
@@ -35,6 +53,11 @@ def arguments(world: World, request_id: str) -> dict[str, dict[str, Any]]:
         "tenant-member": {"name": "borealis"},
         "tenant-remove-member": {"name": "borealis", "username": world.stranger.username}, "audit": {}, "docs": {}, "account": {}, "preferences": {}, "password": {},  # noqa: E501
         "login": {}, "logout": {},
+        "key": {"key_id": world.foreign_key.id}, "key-limits": {"key_id": world.foreign_key.id},
+        "tenant-limits": {"name": "borealis"}, "routes": {}, "route-create": {},
+        **{name: {"route_id": Route.objects.get().id} for name in ("route", "route-rules", "route-target", "route-price", "api-route")},  # noqa: E501
+        "api-routes": {}, "api-prices": {}, "api-tenant-limits": {"tenant_id": world.borealis.id},
+        "api-key-limits": {"key_id": world.foreign_key.id},
     }  # fmt: skip
 
 
@@ -62,6 +85,9 @@ def test_without_signing_in_there_is_only_the_door(world: World) -> None:
         method = Client().post if name in POST_ONLY else Client().get
         answer = method(url)
         if name in PUBLIC:
+            continue
+        if name in API:
+            assert answer.status_code == 401 and answer.json()["error"]["message"], name
             continue
         assert answer.status_code == 302 and answer.headers["Location"].startswith("/login/"), name
     for path in ("/admin/", "/admin/base/user/", f"/admin/keys/apikey/{world.key.id}/change/"):
@@ -93,7 +119,9 @@ def test_others_see_nothing_of_a_tenant(world: World, who: str) -> None:
             answer = client.get(url + query)
             if name in ADMINS:
                 assert answer.status_code == 403, name
-            if name == "request" or (name == "keys" and "tenant=borealis" in query and who != "nobody"):
+            if name in API:
+                assert answer.status_code in {403, 404}, name
+            if name in {"request", "key"} or (name == "keys" and "tenant=borealis" in query and who != "nobody"):
                 assert answer.status_code == 404, url + query
             content = b"".join(answer.streaming_content) if answer.streaming else answer.content
             text = content.decode()
@@ -106,12 +134,18 @@ def test_others_see_nothing_of_a_tenant(world: World, who: str) -> None:
 @pytest.mark.parametrize("who", ["owner", "viewer", "nobody"])
 def test_others_change_nothing_of_a_tenant(world: World, who: str) -> None:
     client = signed_in(getattr(world, who))
-    for name in ("key-create", "key-revoke", "tenant-create", "tenant-member", "tenant-remove-member"):
+    for name in sorted(POST_ONLY - {"preferences", "logout"}):
         answer = client.post(
             urls(world, NO_ID)[name], {"name": "x", "username": "olga", "role": "owner", "create": "1"}
         )
         assert answer.status_code in {403, 404}, name
+    for name in sorted(API):
+        body = {"concurrency": 1, "name": "x", "model": "smollm2"}
+        answer = client.post(urls(world, NO_ID)[name], body, content_type="application/json")
+        assert answer.status_code in {403, 404}, name
     world.foreign_key.refresh_from_db()
+    assert world.foreign_key.concurrency is None
+    assert not Price.objects.exists() and Route.objects.count() == 1
     assert world.foreign_key.status == "active"
     assert world.borealis.membership_set.count() == 1
 
@@ -132,5 +166,8 @@ def test_writes_need_post_and_a_token(world: World) -> None:
         if name in POST_ONLY:
             assert client.get(url).status_code == 405, name
             assert client.post(url, {"name": "x"}).status_code == 403, name
+        if name in API:
+            refused = client.post(url, {"name": "x"}, content_type="application/json")
+            assert refused.status_code == 403 and "CSRF" in refused.json()["error"]["message"], name
     assert client.post("/login/", {"username": "olga", "password": "x"}).status_code == 403
     assert client.post("/account/password/", {}).status_code == 403
