@@ -120,6 +120,7 @@ class Gateway:
         await self.drain()
         if self._tending is not None:
             self._tending.cancel()
+        await pipeline.shadows.stop()
         if self._siblings is not None:
             await self._siblings.stop()
         self._pool.close()

@@ -27,10 +27,14 @@ class Attempt:
         self._channel: Channel = pool.channel(replica)
         self._call: EngineCall | None = None
 
-    async def stream(self, answer: Answer, slots: SlotTable, secret: bytes) -> Relay:
-        """Relay the engine's stream to `answer`, to its end. Raises what went wrong."""
+    async def stream(self, answer: Answer, slots: SlotTable, secret: bytes, *, leads: bool = True) -> Relay:
+        """Relay the engine's stream to `answer`, to its end. Raises what went wrong, or Superseded.
+
+        What it counts counts for the request from the start if it `leads`, else from its first text on.
+        """
         relay = Relay(self._request, self._dialect, answer, slots, self.replica.engine)
-        self._request.adopt(relay)
+        if leads:
+            self._request.adopt(relay)
         await self._exchange(relay, secret)
         if not relay.finished:
             raise TransportFault("The engine's stream ended before its answer did.")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
+import msgspec
+
 from serving.coordination.contract import Allowance, Claim, Granted, Refused, Scope, Slots, Waiting
 from serving.errors import NO_RETRY, GatewayError, Header, RateLimited, Unavailable
 from serving.metering import Billed, cost
@@ -39,6 +41,12 @@ def claim(request: Request, pool: str, ranking: Ranking, body: bytes) -> Claim:
         max_queued_tokens=route.max_queued_tokens,
         fingerprint=fingerprint(principal, body),
     )
+
+
+def slot_claim(request: Request, claim_id: str, pool: str, ranking: Ranking) -> Claim:
+    """A free slot and nothing else, for a copy of a request: it counts against nobody's limits and never waits."""
+    full = claim(request, pool, ranking, b"")
+    return msgspec.structs.replace(full, id=claim_id, scopes=(), cost=0, max_queued=0, fingerprint="")
 
 
 def scopes(principal: Principal) -> tuple[Scope, ...]:

@@ -26,12 +26,15 @@ from serving.errors import (
     Unavailable,
     UpstreamFailed,
 )
+from serving.hedge import Hedge
 from serving.journal import Journal
 from serving.metering import Billed, billed, cost
 from serving.port import GatewaySettings, LiveState, Replica
+from serving.relay import Relay
 from serving.replicas import ReplicaPool
 from serving.request import GAP_UNIT_NS, Request
 from serving.router import Plan, Router
+from serving.shadow import Shadows
 from serving.snapshot import Configuration
 from serving.telemetry import record, timeline
 from serving.telemetry.metrics import Metrics
@@ -64,6 +67,7 @@ class Pipeline:
         self.coordinator = coordinator
         self.router = Router(configuration, live, pool, coordinator)
         self.admission = Admission(settings)
+        self.shadows = Shadows(self)
         self.in_flight: dict[str, Request] = {}
         self.watched: dict[str, Watch] = {}
         self.stopping = False
@@ -178,7 +182,11 @@ class Run:
             request.claimed = False
             raise claims.refusal(verdict, request.principal.currency)
         request.retries = max(verdict.retries, request.hints.retry)
-        return await self._granted(plan, verdict)
+        replica = await self._granted(plan, verdict)
+        for deployment_id in plan.choice.shadows:
+            if self._caller.dialect.generates:
+                pipeline.shadows.send(request, self._caller.dialect, deployment_id)
+        return replica
 
     async def _move(self, error: GatewayError) -> Replica:
         """A slot elsewhere for another attempt, after a moment; `error` counts where nobody else can be asked."""
@@ -282,9 +290,18 @@ class Run:
             await self._engine_ended(replica, reply.finish_reason)
             await self._caller.deliver(reply.body, request)
         else:
-            relay = await attempt.stream(answer, pipeline.journal.slots, secret)
-            await self._engine_ended(replica, relay.finish_reason)
+            relay = await self._stream(attempt, answer)
+            assert request.replica is not None
+            await self._engine_ended(request.replica, relay.finish_reason)
             await answer.finish(self._usage())
+
+    async def _stream(self, attempt: Attempt, answer: Answer) -> Relay:
+        request, pipeline = self._request, self._pipeline
+        assert request.route is not None
+        if request.route.hedge_after_s is not None:
+            hedge = Hedge(pipeline, request, self._caller.dialect, answer)
+            return await hedge.stream(attempt, request.route.hedge_after_s)
+        return await attempt.stream(answer, pipeline.journal.slots, pipeline.settings.secret)
 
     async def _engine_ended(self, replica: Replica, finish_reason: str) -> None:
         """The answer is complete: only its client can still spoil it."""

@@ -23,6 +23,10 @@ from serving.upstream import DONE, Choice, Chunk
 log = logging.getLogger(__name__)
 
 
+class Superseded(Exception):
+    """Another attempt at the same request had text first."""
+
+
 class Relay:
     """Takes the events of one engine's stream for one request."""
 
@@ -68,6 +72,8 @@ class Relay:
             pieces += editor.edit(chunk.choices)
         self._note_tokens(editor.heard, editor.heard - heard)
         if pieces:
+            if not self._request.leads(self):
+                raise Superseded
             self._answer.add(pieces)
         return done or self.stopped_early
 

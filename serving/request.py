@@ -103,6 +103,7 @@ class Request:
         self.error: GatewayError | None = None
         self.cut_by: GatewayError | None = None
         self._closing = False
+        self._leader: Relay | None = None
         self._task: asyncio.Task[Any] | None = None
 
     # the way in
@@ -139,7 +140,15 @@ class Request:
         self.counts = Counts()
         self.gaps = Gaps()
         self.report = None
+        self._leader = None
         self.stamps.posted = self.stamps.first_chunk = self.stamps.last_chunk = 0
+
+    def leads(self, relay: Relay) -> bool:
+        """Whether this relay may answer: the first one with text does, and no other after it."""
+        if self._leader is None:
+            self._leader = relay
+            self.adopt(relay)
+        return self._leader is relay
 
     def adopt(self, relay: Relay) -> None:
         """What this relay counts is what the request comes to."""

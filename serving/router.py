@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -51,12 +51,15 @@ class Router:
         self._coordinator = coordinator
         self._turns = routing.Turns()
 
-    def plan(self, request: Request) -> Plan:
-        """Choose target and order for a request; the newest Snapshot counts, also for a second attempt."""
+    def plan(self, request: Request, avoid: Sequence[str] = ()) -> Plan:
+        """Choose target and order for a request; the newest Snapshot counts, also for a second attempt.
+
+        Replicas in `avoid` and those that failed it are taken only where there is no other.
+        """
         assert request.route is not None and request.ask is not None
         route, now = request.route, time.monotonic()
         replicas = self._configuration.replicas(self._configuration.peek(), route)
-        avoid = [attempt.replica_id for attempt in request.failed]
+        avoid = [*avoid, *(attempt.replica_id for attempt in request.failed)]
         verdicts = {each.id: self.health.verdict(each, now) for each in replicas}
         ready = routing.takers(replicas, lambda each: verdicts[each.id], avoid)
         hints = request.hints

@@ -90,6 +90,7 @@ class Metrics:
         self._retries = self._counter(
             names.RETRIES, "Attempts that failed before the first byte", ("replica", "reason")
         )
+        self._hedges = self._counter(names.HEDGES, "Second copies sent because the first token was late", ("replica",))
         self._unauthenticated = self._counter(names.UNAUTHENTICATED, "Requests without a valid key", ("reason",))
         self._duration = self._histogram(names.DURATION, "Received to settled", where, _SECONDS)
         self._ttft = self._histogram(names.TTFT, "Received to first token sent", where, _SECONDS)
@@ -127,6 +128,9 @@ class Metrics:
 
     def retried(self, replica_id: str, reason: str) -> None:
         self._child(self._retries, (replica_id, reason)).inc()
+
+    def hedged(self, replica_id: str) -> None:
+        self._child(self._hedges, (replica_id,)).inc()
 
     def unauthenticated(self, reason: str) -> None:
         self._child(self._unauthenticated, (reason,)).inc()

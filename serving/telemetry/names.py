@@ -21,6 +21,7 @@ QUEUE = "fanlight_queue_seconds"
 GATEWAY = "fanlight_gateway_seconds"
 TOKENS = "fanlight_tokens"
 RETRIES = "fanlight_retries"
+HEDGES = "fanlight_hedges"
 UNAUTHENTICATED = "fanlight_unauthenticated"
 IN_FLIGHT = "fanlight_in_flight"
 UPSTREAM_CONNECTIONS = "fanlight_upstream_connections"
@@ -42,6 +43,7 @@ METRICS = (
     GATEWAY,
     TOKENS,
     RETRIES,
+    HEDGES,
     UNAUTHENTICATED,
     IN_FLIGHT,
     UPSTREAM_CONNECTIONS,
