@@ -27,6 +27,7 @@ class ToolUseBlock(msgspec.Struct, tag_field="type", tag="tool_use", forbid_unkn
     input: dict[str, Any]
     cache_control: Anything = None
     caller: Anything = None
+    toolset_name: Anything = None
 
 
 class ToolResultBlock(msgspec.Struct, tag_field="type", tag="tool_result", forbid_unknown_fields=True):
@@ -34,6 +35,7 @@ class ToolResultBlock(msgspec.Struct, tag_field="type", tag="tool_result", forbi
     content: str | list[TextBlock] | None = None
     is_error: bool | None = None
     cache_control: Anything = None
+    toolset_name: Anything = None
 
 
 class ThinkingBlock(msgspec.Struct, tag_field="type", tag="thinking", forbid_unknown_fields=True):
@@ -51,7 +53,7 @@ Block = TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThi
 
 
 class Turn(msgspec.Struct, forbid_unknown_fields=True):
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: str | list[Block]
 
 
@@ -78,7 +80,7 @@ class Metadata(msgspec.Struct, forbid_unknown_fields=True):
 class Thinking(msgspec.Struct):
     """Whether the answer may show reasoning; how long it is remains the model's matter."""
 
-    type: Literal["enabled", "disabled", "adaptive"]
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
 
 
 class OutputFormat(msgspec.Struct, forbid_unknown_fields=True):
@@ -120,6 +122,8 @@ class MessagesBody(Prompt, forbid_unknown_fields=True, kw_only=True):
     # documented by Anthropic, without effect here
     service_tier: Anything = None
     inference_geo: Anything = None
+    diagnostics: Anything = None
+    container: None = None  # only null: nothing runs on a server here
 
 
 class CountBody(Prompt, forbid_unknown_fields=True, kw_only=True):

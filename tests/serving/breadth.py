@@ -55,11 +55,9 @@ async def call_a_tool(call: EngineCall) -> None:
     for index, name in enumerate(("weather", "clock")):
         arguments = WEATHER if index == 0 else "{}"
         function = {"name": name, "arguments": ""}
-        parts: list[dict[str, Any]] = [
-            {"index": index, "id": f"call_{index}", "type": "function", "function": function}
-        ]
-        parts += [{"index": index, "function": {"arguments": cut}} for cut in (arguments[:9], arguments[9:]) if cut]
-        for part in parts:
+        begin: dict[str, Any] = {"index": index, "id": f"call_{index}", "type": "function", "function": function}
+        rest = [{"index": index, "function": {"arguments": cut}} for cut in (arguments[:9], arguments[9:]) if cut]
+        for part in (begin, *rest):
             call.sent_tokens += 1
             await call.event(call.chunk({"index": 0, "delta": {"tool_calls": [part]}, "finish_reason": None}))
     await call.finish("tool_calls")

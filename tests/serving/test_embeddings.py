@@ -44,7 +44,7 @@ async def test_prompt_tokens_are_billed_and_the_tenant_is_told_apart(stack: Stac
     assert (settled.usage.prompt_tokens, settled.usage.completion_tokens) == (10, 0)
     assert settled.usage.cost == 10 * PRICE.input // 1000
     assert (settled.record.endpoint, len(settled.record.end_user)) == ("embeddings", 16)
-    assert settled.detail.params == {"dimensions": 3, "inputs": 2}
+    assert settled.detail.params == {"dimensions": 3, "inputs": 2, "stream": False}
     (call,) = stack.engine.calls
     assert call.path == "/v1/embeddings" and call.body["dimensions"] == 3
     assert len(call.body["cache_salt"]) == 32  # else tenants would share a prefix cache
