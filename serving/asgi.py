@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from serving import auth, coordination
 from serving.coordination.contract import Coordinator
-from serving.endpoints import health, models
+from serving.endpoints import health, models, openapi
 from serving.endpoints.base import HttpCaller
 from serving.endpoints.chat import CHAT
 from serving.endpoints.completions import COMPLETIONS
@@ -159,6 +159,9 @@ class Gateway:
         elif path == models.PATH or path.startswith(models.PATH + "/"):
             _allow(exchange, "GET")
             await self._models(exchange)
+        elif path == openapi.PATH:
+            _allow(exchange, "GET")
+            await exchange.respond(200, openapi.document(self._settings.version))
         elif path == "/metrics":
             _allow(exchange, "GET")
             health.check_may_read_metrics(exchange, self._settings)
@@ -244,8 +247,25 @@ class Gateway:
             labels = {"replica": channel.replica.id}
             yield names.UPSTREAM_CONNECTIONS, "Open, in use or idle", labels, channel.connections
             yield names.UPSTREAM_IN_FLIGHT, "Requests on this replica", labels, channel.in_flight
+            yield names.UPSTREAM_AGE, "Age of the oldest open connection", labels, channel.oldest_s()
         if self._pipeline is None:
             return
+        coordinator = self._coordinator
+        yield names.ALONE, "1 while Valkey is away and limits are this process's share", {}, int(coordinator.alone)
+        yield names.PROCESSES, "Gateway processes alive, as last known", {}, coordinator.processes
+        for deployment_id in sorted({replica.deployment_id for replica in snapshot.replicas.values()}):
+            waiting = coordinator.waiting(deployment_id)
+            yield names.WAITING, "Requests waiting for a slot", {"deployment": deployment_id}, waiting
+        for replica in snapshot.replicas.values():
+            in_use = coordinator.in_use(replica.id)
+            yield names.SLOTS, "Slots in use over all processes", {"replica": replica.id}, in_use
+        for replica_id, state in self._pipeline.router.health.states(time.monotonic()).items():
+            yield (
+                names.UNHEALTHY,
+                "1 for each replica that is not asked, and why",
+                {"replica": replica_id, "reason": state},
+                1,
+            )
         journal = self._pipeline.journal
         yield names.IN_FLIGHT, "Requests being served", {}, len(self._pipeline.in_flight)
         yield names.JOURNAL_BYTES, "Size of the journal on disk", {}, journal.bytes_on_disk()

@@ -93,7 +93,7 @@ class Reasoning(msgspec.Struct, forbid_unknown_fields=True):
     generate_summary: Anything = None
 
 
-class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+class ResponsesStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
@@ -102,7 +102,7 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     input: str | Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=4096)]
     instructions: str | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: ResponsesStreamOptions | None = None
     max_output_tokens: Tokens | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: TopP | None = None
