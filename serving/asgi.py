@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import platform
 import time
 from collections.abc import Iterator
 
@@ -44,9 +43,8 @@ from serving.port import (
 )
 from serving.replicas import ReplicaPool
 from serving.request import Request
-from serving.shipper import unshipped_bytes
 from serving.snapshot import Configuration
-from serving.telemetry import names
+from serving.telemetry import gauges
 from serving.telemetry.metrics import GaugeRow, Metrics
 from serving.telemetry.siblings import Siblings
 
@@ -236,47 +234,7 @@ class Gateway:
                 return
 
     def _gauges(self) -> Iterator[GaugeRow]:
-        snapshot = self._configuration.peek()
-        settings = self._settings
-        build = {"version": settings.version, "python": platform.python_version()}
-        yield names.BUILD_INFO, "Version of the gateway", build, 1
-        yield names.SNAPSHOT_VERSION, "Version of the configuration", {}, snapshot.version
-        age = self._configuration.age_s(snapshot)
-        yield names.SNAPSHOT_AGE, "Since the configuration was last confirmed", {}, age
-        for channel in self._pool.channels():
-            labels = {"replica": channel.replica.id}
-            yield names.UPSTREAM_CONNECTIONS, "Open, in use or idle", labels, channel.connections
-            yield names.UPSTREAM_IN_FLIGHT, "Requests on this replica", labels, channel.in_flight
-            yield names.UPSTREAM_AGE, "Age of the oldest open connection", labels, channel.oldest_s()
-        if self._pipeline is None:
-            return
-        coordinator = self._coordinator
-        yield names.ALONE, "1 while Valkey is away and limits are this process's share", {}, int(coordinator.alone)
-        yield names.PROCESSES, "Gateway processes alive, as last known", {}, coordinator.processes
-        for deployment_id in sorted({replica.deployment_id for replica in snapshot.replicas.values()}):
-            waiting = coordinator.waiting(deployment_id)
-            yield names.WAITING, "Requests waiting for a slot", {"deployment": deployment_id}, waiting
-        for replica in snapshot.replicas.values():
-            in_use = coordinator.in_use(replica.id)
-            yield names.SLOTS, "Slots in use over all processes", {"replica": replica.id}, in_use
-        for replica_id, state in self._pipeline.router.health.states(time.monotonic()).items():
-            yield (
-                names.UNHEALTHY,
-                "1 for each replica that is not asked, and why",
-                {"replica": replica_id, "reason": state},
-                1,
-            )
-        journal = self._pipeline.journal
-        yield names.IN_FLIGHT, "Requests being served", {}, len(self._pipeline.in_flight)
-        yield names.JOURNAL_BYTES, "Size of the journal on disk", {}, journal.bytes_on_disk()
-        yield names.JOURNAL_UNSHIPPED, "Not delivered yet", {}, unshipped_bytes(journal.directory)
-        yield names.JOURNAL_PENDING, "Records that the disk refused so far", {}, journal.unwritten
-        yield names.JOURNAL_DROPPED, "Refusals that a full disk left no room for", {}, journal.dropped
-
-
-def _authorization(key: str | None) -> str | None:
-    """Anthropic's clients send a key in a header of its own."""
-    return None if key is None else f"Bearer {key}"
+        return gauges.rows(self._settings, self._configuration, self._pool, self._coordinator, self._pipeline)
 
 
 def _allow(exchange: Exchange, method: str) -> None:
@@ -292,3 +250,8 @@ async def _emptied(pipeline: Pipeline, timeout_s: float) -> bool:
             return False
         await asyncio.sleep(0.02)
     return True
+
+
+def _authorization(key: str | None) -> str | None:
+    """Anthropic's clients send a key in a header of its own."""
+    return None if key is None else f"Bearer {key}"

@@ -26,6 +26,12 @@ UNAUTHENTICATED = "fanlight_unauthenticated"
 IN_FLIGHT = "fanlight_in_flight"
 UPSTREAM_CONNECTIONS = "fanlight_upstream_connections"
 UPSTREAM_IN_FLIGHT = "fanlight_upstream_in_flight"
+UPSTREAM_AGE = "fanlight_upstream_oldest_connection_seconds"
+ALONE = "fanlight_coordination_alone"
+PROCESSES = "fanlight_gateway_processes"
+WAITING = "fanlight_waiting"
+SLOTS = "fanlight_slots_in_use"
+UNHEALTHY = "fanlight_replica_unhealthy"
 JOURNAL_BYTES = "fanlight_journal_bytes"
 JOURNAL_UNSHIPPED = "fanlight_journal_unshipped_bytes"
 JOURNAL_PENDING = "fanlight_journal_unwritten_records"
@@ -48,6 +54,12 @@ METRICS = (
     IN_FLIGHT,
     UPSTREAM_CONNECTIONS,
     UPSTREAM_IN_FLIGHT,
+    UPSTREAM_AGE,
+    ALONE,
+    PROCESSES,
+    WAITING,
+    SLOTS,
+    UNHEALTHY,
     JOURNAL_BYTES,
     JOURNAL_UNSHIPPED,
     JOURNAL_PENDING,
