@@ -1,0 +1,140 @@
+"""What is said to the library: the arguments of `admit` by position, and how claims and answers are put into them.
+
+The functions and their answers are described in `library/`; the model answers the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from serving.coordination.calendar import Calendar
+from serving.coordination.contract import Allowance, Claim, Granted, Refused, Scope, Slots, Waiting
+from serving.port import Limits
+
+PROCESS, EPOCH, ID, SCOPES, INPUT, OUTPUT, COST = range(7)
+POOL, CANDIDATES, LEAST, SLOTS = range(7, 11)
+TENANT, WEIGHT, CLASS, MAX_QUEUED, MAX_TOKENS, FINGERPRINT = range(11, 17)
+
+
+def share(limit: int | None, processes: int) -> int:
+    """One process's part of a limit, at least 1; -1 where there is none. A limit of 0 stays 0."""
+    if limit is None:
+        return -1
+    return max(1, limit // processes) if limit else 0
+
+
+def scope_name(kind: str, identity: str) -> str:
+    return f"{kind}:{identity}"
+
+
+def budget_name(kind: str, identity: str, currency: str, window: str, start: int) -> str:
+    """Names one window of one budget: what `correct` and `read` take."""
+    return f"{kind}:{identity}:{currency}:{window}:{start}"
+
+
+def scope(scope: Scope, currency: str, zone: str, calendar: Calendar, now: float, processes: int = 1) -> list[Any]:
+    """[name, four rates, concurrency, [[budget's name, window, amount, start, end], ...]]; -1: no such limit."""
+    limits: Limits = scope.limits
+    budgets = []
+    for budget in limits.budgets:
+        start, end = calendar.window(budget.window, zone, now)
+        name = budget_name(scope.kind, scope.id, currency, budget.window, start)
+        budgets.append([name, budget.window, budget.amount // processes, start, end])
+    rates = (
+        limits.requests_per_minute,
+        limits.tokens_per_minute,
+        limits.input_tokens_per_minute,
+        limits.output_tokens_per_minute,
+        limits.concurrency,
+    )
+    return [scope_name(scope.kind, scope.id), *(share(limit, processes) for limit in rates), budgets]
+
+
+def candidates(slots: Sequence[Slots], processes: int = 1) -> list[list[Any]]:
+    """[[replica, slots of it], ...]; 0: unbounded."""
+    return [[replica.replica_id, max(1, replica.total // processes) if replica.total else 0] for replica in slots]
+
+
+def admit(claim: Claim, process: str, epoch: int, calendar: Calendar, now: float, processes: int = 1) -> list[Any]:
+    """Arguments of `admit`. processes: by how many the limits are divided, when each goes by its own share."""
+    return [
+        process,
+        epoch,
+        claim.id,
+        [scope(each, claim.currency, claim.zone, calendar, now, processes) for each in claim.scopes],
+        claim.input_tokens,
+        claim.output_tokens,
+        claim.cost,
+        claim.pool,
+        candidates(claim.candidates, processes),
+        claim.least,
+        claim.slots,
+        claim.tenant_id,
+        claim.weight,
+        claim.priority + 1,
+        claim.max_queued,
+        claim.max_queued_tokens,
+        claim.fingerprint,
+    ]
+
+
+def budgets_of(args: Sequence[Any]) -> list[str]:
+    """Names of the budgets that a request draws on."""
+    return [budget[0] for limits in args[SCOPES] for budget in limits[6]]
+
+
+def decision(reply: Sequence[Any], slots: Sequence[Slots]) -> Granted | Waiting | Refused:
+    """What the answer of `admit` or `move` says. slots: the candidates asked for."""
+    kind = reply[0]
+    if kind == "granted":
+        return Granted(
+            replica_id=reply[1],
+            in_use=in_use(slots, reply[3]),
+            requests=_allowance(reply[4]),
+            tokens=_allowance(reply[5]),
+            retries=reply[6],
+        )
+    if kind == "waiting":
+        return Waiting(
+            position=reply[1],
+            depth=reply[2],
+            in_use=in_use(slots, reply[3]),
+            requests=_allowance(reply[4]),
+            tokens=_allowance(reply[5]),
+            retries=reply[6],
+        )
+    if kind == "full":
+        return Refused(
+            reason="queue_full",
+            depth=reply[1],
+            retry_after_s=reply[2],
+            requests=_allowance(reply[3]),
+            tokens=_allowance(reply[4]),
+        )
+    _, scope, limit, allowed, used, wanted, retry_after, retryable, requests, tokens = reply
+    return Refused(
+        reason="limit",
+        scope=scope,
+        limit=limit,
+        allowed=allowed,
+        used=used,
+        wanted=wanted,
+        retry_after_s=retry_after,
+        retryable=retryable,
+        requests=_allowance(requests),
+        tokens=_allowance(tokens),
+    )
+
+
+def in_use(slots: Sequence[Slots], counts: Sequence[int]) -> dict[str, int]:
+    return {replica.replica_id: count for replica, count in zip(slots, counts, strict=False)}
+
+
+def pairs(flat: Sequence[str]) -> dict[str, int]:
+    """A hash as Valkey tells it: name, value, name, value."""
+    return {flat[index]: int(flat[index + 1]) for index in range(0, len(flat), 2)}
+
+
+def _allowance(reply: Any) -> Allowance | None:
+    return Allowance(*reply) if reply else None
