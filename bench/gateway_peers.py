@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import sys
 import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -214,10 +216,11 @@ class Fanlight:
     metrics. Its gateway is on one core, its Valkey, shipper, PostgreSQL and all else on the other."""
 
     name = "Fanlight"
-    LIMITS = ("--rpm=100000000", "--tpm=1000000000000", "--concurrency=100000", "--budget=month=1000000")
+    LIMITS = ("--rpm=100000000", "--tpm=2000000000", "--concurrency=100000", "--budget=month=1000000")
 
     def __init__(self, upstreams: Upstreams) -> None:
-        self.stack = Stack(EGRESS_ALLOW="127.0.0.1")
+        self._port = free_port()
+        self.stack = Stack(EGRESS_ALLOW="127.0.0.1", GATEWAYS="1", GATEWAY_PORT=str(self._port))
         try:
             self._set_up(upstreams)
         except BaseException:
@@ -235,11 +238,23 @@ class Fanlight:
         made = json.loads(stack.manage("key", "create", "--tenant", "default", *self.LIMITS, "--json"))
         self.key = str(made["key"])
         for model in MODELS:
-            eventually(lambda model=model: answers(stack.port, model, self.key), 60, OSError, pause_s=0.5)
+            eventually(lambda model=model: answers(self._port, model, self.key), 60, OSError, pause_s=0.5)
         self.settle()
 
     def port(self, _model: str) -> int:
-        return self.stack.port
+        return self._port
+
+    @contextlib.contextmanager
+    def two_processes(self, folder: Path) -> Iterator[tuple[int, list[int]]]:
+        """Two more gateway processes on one socket and one core, beside the one: (port, their pids)."""
+        port = free_port()
+        command = [sys.executable, str(ROOT / "manage.py"), "gateway", "--workers", "2", "--port", str(port)]
+        started = Started("gateway --workers 2", command, GATEWAY_CORE, folder / "gateway-two.log", self.stack.env)
+        try:
+            wait_for(f"http://127.0.0.1:{port}/readyz", started)
+            yield port, started.pids()
+        finally:
+            started.stop()
 
     def settle(self) -> None:
         """Pin what runs now: a process that was started since is on all cores."""
@@ -250,10 +265,11 @@ class Fanlight:
     def groups(self, _model: str) -> dict[str, list[int]]:
         status = self.stack.status()
         named = {str(each["name"]): int(each["pid"]) for each in status["processes"] if each["pid"]}
-        gateway = "gateway" if "gateway" in named else "web"
-        groups = {"gateway": tree(named[gateway])}
-        groups |= {name: tree(pid) for name, pid in named.items() if name != gateway}
-        known = {pid for pids in groups.values() for pid in pids}
+        groups = {"gateway": tree(named.pop("gateway"))}
+        known = set(groups["gateway"])
+        for name, root in sorted(named.items(), key=lambda each: each[0] == "supervisor"):  # it is above the others
+            groups[name] = [pid for pid in tree(root) if pid not in known]
+            known |= set(groups[name])
         groups["other"] = [pid for pid in self.stack.processes() if pid not in known]
         return groups
 

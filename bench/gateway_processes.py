@@ -75,13 +75,14 @@ class Meter:
 
     def __enter__(self) -> Meter:
         self._began = time.monotonic()
-        self._before = {name: _cpu(pids) for name, pids in self._groups.items()}
+        self._before = {name: cpu_s(pids) for name, pids in self._groups.items()}
         return self
 
     def __exit__(self, *_: object) -> None:
         self.seconds = time.monotonic() - self._began
         self.spent = {
-            name: Spent(_cpu(pids) - self._before[name], sum(map(rss_mib, pids))) for name, pids in self._groups.items()
+            name: Spent(cpu_s(pids) - self._before[name], sum(map(rss_mib, pids)))
+            for name, pids in self._groups.items()
         }
 
 
@@ -114,7 +115,8 @@ def rss_mib(pid: int) -> float:
     return 0.0
 
 
-def _cpu(pids: Iterable[int]) -> float:
+def cpu_s(pids: Iterable[int]) -> float:
+    """CPU seconds that these processes took so far; of one that is gone, none."""
     total = 0
     for pid in pids:
         with contextlib.suppress(OSError):
