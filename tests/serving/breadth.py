@@ -28,10 +28,29 @@ async def every_path(call: EngineCall) -> None:
         await whole(call, {"count": 3, "max_model_len": 8192, "tokens": [1, 2, 3], "extra": "dropped"})
     elif call.path == "/detokenize":
         await whole(call, {"prompt": "spelled"})
-    elif call.body.get("tools"):
+    elif call.body.get("tools") and call.body.get("n", 1) == 1:
         await call_a_tool(call)
+    elif choices_of(call) > 1:
+        await say_all(call)
     else:
         await call.say()
+
+
+def choices_of(call: EngineCall) -> int:
+    """Answers wanted: `n` for each prompt."""
+    prompt = call.body.get("prompt", "")
+    many = len(prompt) if isinstance(prompt, list) and not isinstance(prompt[0], int) else 1
+    return many * int(call.body.get("n") or 1)
+
+
+async def say_all(call: EngineCall) -> None:
+    """One word for every choice."""
+    await call.head()
+    for index in range(choices_of(call)):
+        await call.token("Paris", index)
+        await call.event(call.chunk(call.choice(None, index, finish="stop")))
+    await call.event(b"[DONE]")
+    await call.end()
 
 
 async def embed(call: EngineCall, form: str | None = None) -> None:
