@@ -48,6 +48,13 @@ def _int(low: int, high: int) -> Callable[[str], int]:
     return parse
 
 
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise ValueError("must be between 0 and 1")
+    return value
+
+
 def _choice(*options: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in options:
@@ -213,8 +220,15 @@ SETTINGS: tuple[Setting, ...] = (
         "OTLP_ENDPOINT",
         "URL",
         "",
-        "Where console traces go by OTLP over HTTP. Empty: nowhere.",
+        "Where traces of requests and of console pages go by OTLP over HTTP. Empty: nowhere.",
         str,
+    ),
+    Setting(
+        "OTLP_SHARE",
+        "0–1",
+        "0.1",
+        "Share of requests exported that came without a sampling decision of their caller; failures always are.",
+        _share,
     ),
     Setting(
         "TORCH",

@@ -319,6 +319,9 @@ class RequestDetail(msgspec.Struct, frozen=True, kw_only=True):
     gaps_dropped: int = 0
     params: Mapping[str, Any] = {}  # sampling as sent to the engine; never content
     attempts: Sequence[Mapping[str, Any]] = ()  # [{replica_id, error, t}] of the ones that failed
+    span_id: str = ""  # W3C, of the request's own span; parent_span_id is the caller's, if it sent one
+    parent_span_id: str = ""
+    sampled: bool = True  # what the caller decided
     engine: Mapping[str, Any] = {}  # {cached_tokens, computed_tokens, block_size, preemptions, ...}
     error: str = ""  # the message the client got
 

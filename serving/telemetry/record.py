@@ -153,6 +153,9 @@ def _detail(request: Request, merged: Timeline) -> RequestDetail:
         attempts=[
             {"replica_id": a.replica_id, "error": a.error, "t": (a.failed - origin) // _US} for a in request.failed
         ],
+        span_id=request.arrival.trace.span_id,
+        parent_span_id=request.arrival.trace.parent_id,
+        sampled=request.arrival.trace.flags.endswith(("1", "3", "5", "7", "9", "b", "d", "f")),
         engine=_engine(request),
         error=request.error.message[:500] if request.error else "",
     )

@@ -20,4 +20,12 @@ class Command(BaseCommand):
     def handle(self, *_args: Any, **_options: Any) -> None:
         logs.configure(settings.ENV["LOG_LEVEL"])
         stop = asked_to_stop()
-        Shipper(settings.LAYOUT.journal, DatabaseSink()).run(stop)
+        endpoint = settings.ENV["OTLP_ENDPOINT"]
+        if not endpoint:
+            Shipper(settings.LAYOUT.journal, DatabaseSink()).run(stop)
+            return
+        from console.telemetry.export import exporting
+
+        sink = exporting(DatabaseSink(), endpoint, settings.ENV["OTLP_SHARE"])
+        Shipper(settings.LAYOUT.journal, sink).run(stop)
+        sink.close()
