@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from decimal import Decimal
 
 from django.utils.translation import gettext as _
 
@@ -53,19 +53,19 @@ class RouteRow:
         return [row for row in self.targets if row.target.role != RouteTarget.Role.SHADOW]
 
 
-def objective_rows(route: Route) -> list[tuple[str, str, Any, str]]:
+def objective_rows(route: Route) -> list[tuple[str, str, str, str]]:
     """Field, title, value and unit."""
-    return [
+    return _plain(
         ("objective_availability", _("Availability"), route.objective_availability, ""),
         ("objective_ttft_p99_ms", _("TTFT p99"), route.objective_ttft_p99_ms, "ms"),
         ("objective_itl_p99_ms", _("ITL p99"), route.objective_itl_p99_ms, "ms"),
         ("objective_jitter", _("Jitter, p99 ÷ p50"), route.objective_jitter, ""),
-    ]
+    )
 
 
-def rule_rows(route: Route) -> list[tuple[str, str, Any, str]]:
+def rule_rows(route: Route) -> list[tuple[str, str, str, str]]:
     """Field, title, value and unit of what bounds a request."""
-    return [
+    return _plain(
         ("queue_timeout_s", _("Longest wait in the queue"), route.queue_timeout_s, "s"),
         ("max_queued", _("Most requests waiting"), route.max_queued, ""),
         ("max_queued_tokens", _("Most tokens waiting"), route.max_queued_tokens, ""),
@@ -77,4 +77,13 @@ def rule_rows(route: Route) -> list[tuple[str, str, Any, str]]:
         ("max_model_len", _("Context"), route.max_model_len, _("tok")),
         ("max_prompt_tokens", _("Longest prompt"), route.max_prompt_tokens, _("tok")),
         ("default_max_tokens", _("Longest answer where none is asked"), route.default_max_tokens, _("tok")),
-    ]
+    )
+
+
+def _plain(*rows: tuple[str, str, float | None, str]) -> list[tuple[str, str, str, str]]:
+    """Values as a person would type them; an empty text where there is none."""
+
+    def typed(value: float | None) -> str:
+        return "" if value is None else f"{Decimal(str(value)).normalize():f}"
+
+    return [(name, title, typed(value), unit) for name, title, value, unit in rows]
