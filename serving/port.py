@@ -255,7 +255,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     tenant_id: str | None
     key_id: str | None
     source: str  # api, playground
-    endpoint: str  # chat, completions
+    endpoint: str  # chat, completions, responses, messages, count_tokens, embeddings, tokenize, detokenize
     model: str
     stream: bool
     outcome: str

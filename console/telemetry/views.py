@@ -413,23 +413,29 @@ def _speed(row: RequestRecord) -> float | None:
     return (row.completion_tokens - 1) / ((row.duration_us - row.ttft_us) / 1e6)
 
 
-# Messages and Responses are shown as the chat that they were made into: their parameters were kept so.
-_GENERATING = {
-    "chat": "chat/completions",
-    "messages": "chat/completions",
-    "responses": "chat/completions",
-    "completions": "completions",
+_CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "…"}]}
+# Endpoint of a record -> the path to ask again, and what stands for the content. Messages and Responses are shown as the
+# chat that they were made into: their parameters were kept so.
+_AGAIN: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": ("chat/completions", _CHAT),
+    "messages": ("chat/completions", _CHAT),
+    "responses": ("chat/completions", _CHAT),
+    "completions": ("completions", {"prompt": "…"}),
+    "embeddings": ("embeddings", {"input": "…"}),
+    "tokenize": ("tokenize", {"prompt": "…"}),
+    "detokenize": ("detokenize", {"tokens": []}),
+    "count_tokens": ("messages/count_tokens", _CHAT),
 }
+_OF_OPENAI = ("chat/completions", "completions", "embeddings")  # paths that its client has a method for
 
 
 def _sent(row: RequestRecord, body: dict[str, Any]) -> dict[str, Any]:
     """The request without its content, which is not kept."""
-    content: dict[str, Any]
-    if row.endpoint not in _GENERATING:
-        content = {"input": "…"} if row.endpoint == "embeddings" else {"prompt": "…"}
-        return {"model": row.model, **content, **_kept_params(body)}
-    content = {"prompt": "…"} if row.endpoint == "completions" else {"messages": [{"role": "user", "content": "…"}]}
-    return {"model": row.model, **content, **_kept_params(body), "stream": row.stream}
+    path, content = _AGAIN[row.endpoint]
+    sent = {"model": row.model, **content, **_kept_params(body)}
+    if path in ("chat/completions", "completions"):
+        return {**sent, "stream": row.stream}
+    return {name: value for name, value in sent.items() if name not in ("stream", "inputs")}
 
 
 def _kept_params(body: dict[str, Any]) -> dict[str, Any]:
@@ -438,7 +444,7 @@ def _kept_params(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _path(row: RequestRecord) -> str:
-    return _GENERATING.get(row.endpoint, row.endpoint)
+    return _AGAIN[row.endpoint][0]
 
 
 def _curl(row: RequestRecord, body: dict[str, Any]) -> str:
@@ -454,6 +460,9 @@ def _python(row: RequestRecord, body: dict[str, Any]) -> str:
     openai_names = {
         "messages",
         "prompt",
+        "input",
+        "dimensions",
+        "encoding_format",
         "model",
         "stream",
         "temperature",
@@ -469,19 +478,21 @@ def _python(row: RequestRecord, body: dict[str, Any]) -> str:
         "top_logprobs",
         "logit_bias",
     }
-    sent = _sent(row, body)
+    sent, path = _sent(row, body), _path(row)
     extra = {k: v for k, v in sent.items() if k not in openai_names}
     lines = [f"    {k}={v!r}," for k, v in sent.items() if k in openai_names]
     if extra:
         lines.append(f"    extra_body={extra!r},")
-    call = _path(row).replace("/", ".")
+    call = f"{path.replace('/', '.')}.create("
+    if path not in _OF_OPENAI:
+        call, lines = "post(", [f'    "/{path}",', "    cast_to=object,", f"    body={sent!r},"]
     return "\n".join(
         [
             "import os",
             "from openai import OpenAI",
             "",
             f'client = OpenAI(base_url="{settings.PUBLIC_URL}/v1", api_key=os.environ["FANLIGHT_KEY"])',
-            f"answer = client.{call}.create(",
+            f"answer = client.{call}",
             *lines,
             ")",
         ]

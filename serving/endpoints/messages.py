@@ -40,7 +40,7 @@ MESSAGES = Dialect(
     greet=greet,
 )
 COUNT_TOKENS = Dialect(
-    name="messages/count_tokens",
+    name="count_tokens",
     path="/v1/messages/count_tokens",
     parse=count,
     answer=OnePiece,

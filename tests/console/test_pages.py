@@ -463,6 +463,20 @@ def test_a_copied_request_leaves_out_what_only_a_number_was_kept_of() -> None:
     assert "stop" not in telemetry_views._replay(row, body)
 
 
+def test_a_request_of_every_endpoint_can_be_copied_and_stored() -> None:
+    from serving.asgi import DIALECTS
+
+    longest = RequestRecord._meta.get_field("endpoint").max_length
+    for dialect in DIALECTS.values():
+        assert len(dialect.name) <= longest
+        row = RequestRecord(model="m", endpoint=dialect.name, stream=False)
+        python = telemetry_views._python(row, {"params": {"stream": False, "inputs": 2}})
+        compile(python, dialect.name, "exec")
+        translated = dialect.upstream == "/v1/chat/completions"
+        assert (dialect.upstream if translated else dialect.path) in telemetry_views._curl(row, {"params": {}})
+        assert "inputs" not in python
+
+
 def test_what_lies_between_the_engines_first_token_and_ours_is_decode() -> None:
     row = RequestRecord(
         ttft_us=71_759, duration_us=227_658, gateway_us=4_800, queue_us=0, engine_queue_us=862, prefill_us=40_059,

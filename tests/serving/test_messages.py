@@ -272,6 +272,7 @@ async def test_counting_asks_the_engines_tokenizer_and_costs_nothing(stack: Stac
     assert call.path == "/tokenize" and call.body["messages"][0] == {"role": "system", "content": "Be brief."}
     assert call.body["tools"][0]["function"]["name"] == "weather" and "max_tokens" not in call.body
     settled = await stack.the_settled()
+    assert settled.record.endpoint == "count_tokens"
     assert settled.usage is not None and settled.usage.outcome == "ok"
     assert (settled.usage.prompt_tokens, settled.usage.completion_tokens, settled.usage.cost) == (0, 0, 0)
 
