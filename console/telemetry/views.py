@@ -414,8 +414,8 @@ def _speed(row: RequestRecord) -> float | None:
 
 
 _CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "…"}]}
-# Endpoint of a record -> the path to ask again, and what stands for the content. Messages and Responses are shown as the
-# chat that they were made into: their parameters were kept so.
+# Endpoint of a record -> the path to ask again, and what stands for the content. Messages and Responses are shown as
+# the chat that they were made into: their parameters were kept so.
 _AGAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": ("chat/completions", _CHAT),
     "messages": ("chat/completions", _CHAT),
