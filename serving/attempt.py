@@ -7,13 +7,16 @@ import time
 from serving import dispatch
 from serving.answer import Answer
 from serving.dialect import Dialect, Reply
-from serving.errors import TransportFault, UpstreamFailed
+from serving.errors import NotFound, TransportFault, UpstreamFailed
 from serving.journal import SlotTable
 from serving.port import Replica
 from serving.relay import Relay
 from serving.replicas import Channel, ReplicaPool
 from serving.request import Request
 from serving.upstream import EngineCall
+
+
+_NO_ENDPOINT = frozenset((404, 405, 501))
 
 
 class Attempt:
@@ -43,7 +46,12 @@ class Attempt:
     async def whole(self, secret: bytes) -> Reply:
         """Get the answer in one piece. Raises what went wrong."""
         assert self._dialect.whole is not None
-        body = await self._exchange(None, secret)
+        try:
+            body = await self._exchange(None, secret)
+        except UpstreamFailed as error:
+            if error.answered in _NO_ENDPOINT and not self._dialect.generates:
+                raise NotFound("The engine of this model has no such endpoint.", code="unsupported_endpoint") from error
+            raise
         assert body is not None
         try:
             reply = self._dialect.whole(body, self._request)

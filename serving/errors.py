@@ -185,6 +185,7 @@ class UpstreamFailed(GatewayError):
     status = 502
     code = "engine_error"
     outcome = Outcome.ERROR
+    answered = 0  # the engine's own status, where it gave one
 
 
 class TransportFault(UpstreamFailed):

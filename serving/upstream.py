@@ -199,7 +199,9 @@ def refusal(status: int, headers: Mapping[bytes, bytes], body: bytes) -> Gateway
     if status == 503:
         return EngineBusy("The engine has no room for this request now.", code="engine_overloaded", retry_after=wait)
     if status not in _PASSED_ON:
-        return UpstreamFailed(f"The engine failed with status {status}.")
+        failed = UpstreamFailed(f"The engine failed with status {status}.")
+        failed.answered = status
+        return failed
     refused = _refused(status, _fields(body))
     if status == 429:
         refused.headers.append((b"retry-after", b"%d" % wait))

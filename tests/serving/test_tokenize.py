@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.serving.breadth import every_path
-from tests.serving.fakes import MODEL, Stack
+from tests.serving.fakes import MODEL, EngineCall, Stack, well
 
 HELLO = [{"role": "developer", "content": "Hello"}]
 
@@ -59,3 +59,18 @@ async def test_a_bad_field_is_named(
 async def test_nobody_counts_without_a_key(stack: Stack, client: httpx.AsyncClient) -> None:
     answer = await client.post("/v1/tokenize", json={"model": MODEL, "prompt": "a"}, headers={"Authorization": ""})
     assert answer.status_code == 401 and stack.engine.calls == []
+
+
+async def test_an_engine_without_a_tokenizer_says_so_and_is_not_at_fault(
+    stack: Stack, client: httpx.AsyncClient
+) -> None:
+    async def nothing_there(call: EngineCall) -> None:
+        await call.refuse(404)
+
+    stack.engine.script = nothing_there
+    for _ in range(12):  # as many faults would open a breaker
+        response = await client.post("/v1/tokenize", json={"model": MODEL, "prompt": "hi"})
+        assert (response.status_code, response.json()["error"]["code"]) == (404, "unsupported_endpoint")
+    stack.engine.script = well
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+    assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
