@@ -15,7 +15,6 @@ from serving.replicas import Channel, ReplicaPool
 from serving.request import Request
 from serving.upstream import EngineCall
 
-
 _NO_ENDPOINT = frozenset((404, 405, 501))
 
 
@@ -85,7 +84,7 @@ class Attempt:
                 if relay.stopped_early:
                     call.abort()
                 else:
-                    channel.leave_to_end(connection)
+                    channel.leave_to_end(connection, call)
             return body
         except BaseException:
             self.abort()

@@ -60,6 +60,10 @@ class Connection(asyncio.Protocol):
         self._head_bytes = 0
         self._transport.write(request)
 
+    def serves(self, reader: Reader) -> bool:
+        """Whether it is still at this reader's request: once that is complete, the next one may have it already."""
+        return self._reader is reader
+
     def forget_reader(self) -> None:
         """Its reader has all it wants: the rest of the response is read away, so that the connection can go on."""
         self._reader = None

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from serving.connection import Connection
+from serving.connection import Connection, Reader
 from serving.errors import TransportFault
 from serving.port import Replica
 
@@ -72,10 +72,12 @@ class Channel:
         born = min((connection.opened_at for connection in self._open), default=None)
         return 0.0 if born is None else time.monotonic() - born
 
-    def leave_to_end(self, connection: Connection) -> None:
-        """Its answer is complete: what follows is read away and the connection comes back by itself, or is closed."""
+    def leave_to_end(self, connection: Connection, reader: Reader) -> None:
+        """The reader has its answer: what follows is read away and the connection comes back by itself or is closed."""
+        if not connection.serves(reader):
+            return  # it has come back, and another request may have it
         connection.forget_reader()
-        if not connection.complete and not connection.closing:
+        if not connection.closing:
             self._draining[connection] = time.monotonic()
 
     def tend(self) -> None:

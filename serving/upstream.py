@@ -128,8 +128,9 @@ class EngineCall:
         self._connection.send(request, self)
 
     def abort(self) -> None:
-        """Close the connection, which is how an engine learns to stop."""
-        self._connection.abort()
+        """Close the connection, which is how an engine learns to stop; unless it is done and another's by now."""
+        if self._connection.serves(self):
+            self._connection.abort()
 
     # connection.Reader
 

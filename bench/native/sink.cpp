@@ -152,6 +152,9 @@ int main(int, char** argv) {
         }
     }
     int incomplete = static_cast<int>(count) - finished + failed;
+    for (const Stream& stream : streams)
+        if (!stream.done && complaint.empty())
+            complaint = std::to_string(stream.seen) + " tokens came, the last bytes are: " + stream.rest;
     printf("{");
     if (seconds) {
         printf("\"answers_s\":%.2f", answers / (((stopped ? stopped : now_ns()) - began) / 1e9));
