@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: help up down test test-gpu check format bench bench-engine soak audit lock clean
+.PHONY: help up down test test-gpu check format bench bench-engine bench-gateway soak audit lock clean
 
 help: ## List what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -50,6 +50,9 @@ bench: $(VENV)/.dev ## Measure the bars against a running stack of its own (ARGS
 
 bench-engine: $(VENV)/.dev ## Measure the engine against vLLM and llama.cpp, 15 minutes (bench/rivals.sh installs them; ARGS=--quick)
 	$(BIN)/python bench/engine.py $(ARGS)
+
+bench-gateway: $(VENV)/.dev ## Measure the gateway against LiteLLM and vllm-router, 15 minutes (bench/peers.sh installs them; ARGS=--quick)
+	$(BIN)/python bench/gateway.py $(ARGS)
 
 soak: $(VENV)/.dev ## Long runs (ARGS='--scale 0.01' for a short one)
 	$(BIN)/python bench/engine_soak.py $(ARGS)
