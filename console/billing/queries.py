@@ -84,7 +84,10 @@ def _first_day(now: datetime | None) -> datetime:
     return (now - timedelta(days=DAYS - 1)).replace(hour=0, minute=0, second=0, microsecond=0)
 
 
-def spent(kind: str, scope_id: uuid.UUID, currency: str, since: datetime) -> Decimal:
-    """What a key's or a tenant's requests received since then have cost in a currency, from the ledger."""
-    lines = UsageRecord.objects.filter(**{f"{kind}_id": scope_id}, currency=currency, started_at__gte=since)
+def spent(kind: str, scope_id: uuid.UUID, currency: str, start: int, end: int) -> Decimal:
+    """What a key's or tenant's requests received in a window (seconds; 0, 0: ever) have cost, from the ledger."""
+    lines = UsageRecord.objects.filter(**{f"{kind}_id": scope_id}, currency=currency)
+    if end:
+        since, until = (datetime.fromtimestamp(at, UTC) for at in (start, end))
+        lines = lines.filter(started_at__gte=since, started_at__lt=until)
     return lines.aggregate(sum=Sum("cost"))["sum"] or Decimal(0)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import uuid
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from decimal import Decimal
 
-from django.utils import timezone
 from django.utils.translation import gettext as _
 
+from console import coordination
 from console.billing.queries import spent
-from console.billing.windows import window_start
+from console.coordination import BudgetWindow
 from console.keys.models import APIKey
 from console.tenants.limits import BUDGETS, LIMITS
 from console.tenants.models import Tenant
+from serving.port import NANO
 
 
 @dataclass(frozen=True)
@@ -44,28 +44,67 @@ class LimitRow:
         return float((self.use.used + self.use.reserved) / self.limit) if self.limit else 1.0
 
 
-def limit_rows(row: Tenant | APIKey, now: datetime | None = None) -> list[LimitRow]:
+def limit_rows(row: Tenant | APIKey, now: float | None = None) -> list[LimitRow]:
     """Every limit that is set for a tenant or a key, with its use."""
-    now = now or timezone.now()
-    tenant = row if isinstance(row, Tenant) else row.tenant
-    kind = "tenant" if isinstance(row, Tenant) else "key"
-    live = live_use(kind, row.id)
+    live = live_use(row, now)
     found = []
     for name in LIMITS:
         limit = getattr(row, name)
-        if limit is None:
-            continue
-        use = live.get(name) if live is not None else None
-        if use is None and name in BUDGETS:
-            start = window_start(name.removeprefix("budget_"), tenant.billing_zone, now)
-            use = Use(spent(kind, row.id, tenant.currency, start))
-        found.append(LimitRow(name, limit_title(name), Decimal(limit), name in BUDGETS, use))
+        if limit is not None:
+            use = live.get(name) if live is not None else _from_ledger(row, name, now)
+            found.append(LimitRow(name, limit_title(name), Decimal(limit), name in BUDGETS, use))
     return found
 
 
-def live_use(kind: str, scope_id: uuid.UUID) -> Mapping[str, Use] | None:
-    """What gateways count at this moment, by limit; None while nobody can tell."""
-    return None
+def live_use(row: Tenant | APIKey, now: float | None = None) -> Mapping[str, Use] | None:
+    """What gateways count at this moment, by limit; None while Valkey is away."""
+    windows = budget_windows(row, now)
+    try:
+        reading = coordination.read([scope_of(row)], [window.name for window in windows.values()])
+    except coordination.Away:
+        return None
+    (rates,) = reading.rates
+    found = {
+        "requests_per_minute": Use(Decimal(rates.requests)),
+        "tokens_per_minute": Use(Decimal(rates.input_tokens + rates.output_tokens)),
+        "input_tokens_per_minute": Use(Decimal(rates.input_tokens)),
+        "output_tokens_per_minute": Use(Decimal(rates.output_tokens)),
+        "concurrency": Use(Decimal(rates.concurrency)),
+    }
+    money = zip(windows, reading.money, strict=True)
+    return found | {name: Use(_amount(spent_nano), _amount(reserved)) for name, (reserved, spent_nano) in money}
+
+
+def scope_of(row: Tenant | APIKey) -> tuple[str, str]:
+    """Kind and id, as gateways name whose limits they count."""
+    return ("tenant" if isinstance(row, Tenant) else "key", str(row.id))
+
+
+def budget_windows(row: Tenant | APIKey, now: float | None = None) -> dict[str, BudgetWindow]:
+    """The windows around now of the budgets that are set, by column."""
+    tenant = row if isinstance(row, Tenant) else row.tenant
+    kind, scope_id = scope_of(row)
+    at = time.time() if now is None else now
+    return {
+        name: coordination.budget_window(
+            kind, scope_id, tenant.currency, name.removeprefix("budget_"), tenant.billing_zone, at
+        )
+        for name in BUDGETS
+        if getattr(row, name) is not None
+    }
+
+
+def _from_ledger(row: Tenant | APIKey, name: str, now: float | None) -> Use | None:
+    """What is spent stands in the ledger too; what is used of a rate stands nowhere else."""
+    window = budget_windows(row, now).get(name)
+    if window is None:
+        return None
+    tenant = row if isinstance(row, Tenant) else row.tenant
+    return Use(spent(scope_of(row)[0], row.id, tenant.currency, window.start, window.end))
+
+
+def _amount(nano_units: int) -> Decimal:
+    return Decimal(nano_units) / NANO
 
 
 def limit_title(name: str) -> str:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from decimal import Decimal
 
 import msgspec
 import pytest
+from django.conf import settings
 from django.utils import timezone
 
+from console import coordination
 from console.audit.actions import COMMAND_LINE
 from console.audit.models import AuditEntry
-from console.billing.windows import window_start
 from console.fleet.models import Route
 from console.keys.actions import set_key_limits
+from console.keys.queries import budget_windows
 from console.pricing.actions import set_price
 from console.pricing.models import Price
 from console.tenants.actions import set_limits
@@ -103,14 +105,27 @@ def test_a_planned_price_is_in_the_viewers_zone(world: World, route: Route) -> N
     assert Price.objects.get().effective_at.hour == 0  # nine in Tokyo
 
 
-def test_limits_are_shown_with_what_is_spent_and_the_unknown_is_said(world: World) -> None:
-    set_key_limits(COMMAND_LINE, world.key, {"requests_per_minute": 600, "budget_total": 2})
+def test_limits_are_shown_with_what_gateways_count(world: World) -> None:
+    key = set_key_limits(COMMAND_LINE, world.key, {"requests_per_minute": 600, "budget_total": 2})
     set_limits(COMMAND_LINE, world.aurora, {"budget_total": 100})
-    deliver(billed(world, 500_000_000), billed(world, 250_000_001))
+    (window,) = budget_windows(key).values()
+    assert coordination.correct(window.name, 0, 750_000_001)
     for who in (world.owner, world.viewer):
         text = signed_in(who).get(f"/keys/{world.key.id}/").content.decode()
-        assert "use unknown" in text  # of the rate: gateways are not asked here
+        assert "use unknown" not in text
         assert "0.750000001" in text and "38 %" in text
+
+
+def test_without_valkey_the_ledger_tells_what_is_spent_and_the_rest_is_unknown(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_key_limits(COMMAND_LINE, world.key, {"requests_per_minute": 600, "budget_total": 2, "budget_day": 1})
+    set_limits(COMMAND_LINE, world.aurora, {"budget_month": 100})
+    deliver(billed(world, 500_000_000), billed(world, 250_000_001))
+    monkeypatch.setattr(settings, "VALKEY_URL", "unix:///nowhere/valkey.sock")
+    text = signed_in(world.viewer).get(f"/keys/{world.key.id}/").content.decode()
+    assert "use unknown" in text
+    assert text.count("0.750000001") == 3
     assert "0.750000001" in signed_in(world.viewer).get("/keys/").content.decode()
 
 
@@ -160,12 +175,3 @@ def test_a_request_shows_its_cost_line_by_line_its_target_and_its_retries(world:
     assert "canary,2,USD,0.0000136" in exported
     assert billed_id in client.get("/requests/?q=role:canary+retries>1").content.decode()
     assert billed_id not in client.get("/requests/?q=role:stable").content.decode()
-
-
-def test_windows_of_budgets_follow_the_tenants_zone() -> None:
-    now = datetime(2026, 10, 25, 1, 30, tzinfo=UTC)  # the second half past two of that night in Stockholm
-    assert window_start("hour", "Europe/Stockholm", now) == datetime(2026, 10, 25, 1, tzinfo=UTC)
-    assert window_start("day", "Europe/Stockholm", now) == datetime(2026, 10, 24, 22, tzinfo=UTC)
-    assert window_start("month", "Europe/Stockholm", now) == datetime(2026, 9, 30, 22, tzinfo=UTC)
-    assert window_start("hour", "Asia/Kolkata", now) == datetime(2026, 10, 25, 1, 30, tzinfo=UTC)
-    assert window_start("total", "UTC", now).year == 1
