@@ -15,11 +15,14 @@ from django.conf import settings
 from django.db import OperationalError
 
 from console.audit.actions import COMMAND_LINE
+from console.base.egress import parse_allow
 from console.catalog.models import Model
 from console.fleet import controller as module
 from console.fleet import live, probe, reconcile
 from console.fleet.actions import deploy
 from console.fleet.controller import Controller
+from console.fleet.endpoint_actions import add_endpoint
+from console.fleet.external import Checks
 from console.fleet.models import ControllerLease, Deployment, Replica, Transition
 from engine.adapters.base import WorkerSpec
 from engine.launchers import process
@@ -307,3 +310,29 @@ def test_a_database_error_is_waited_out(house: House, monkeypatch: pytest.Monkey
     house.leader._heartbeats.run = lambda _stop: None  # type: ignore[method-assign]
     house.leader.run(stop)
     assert len(looks) == 2
+
+
+def test_an_external_endpoint_is_ready_without_a_worker_and_leaves_when_its_address_is_refused(house: House) -> None:
+    found = ["127.0.0.1"]
+    house.leader._checks = Checks(parse_allow("127.0.0.1"), lambda _host, _port: list(found))
+    hosted = add_endpoint(COMMAND_LINE, "hosted", {"base_url": "http://x.example.com:9000", "served_name": "big"})
+
+    def is_in(state: str) -> bool:
+        return Replica.objects.filter(deployment=hosted, state=state).exists()
+
+    house.until(lambda: is_in(State.READY))
+    replica = Replica.objects.get(deployment=hosted)
+    assert (replica.epoch, replica.pid, replica.facts["addresses"]) == (1, None, ["127.0.0.1"])
+    assert replica.ready_at is not None
+    assert str(replica.id) not in house.leader.launcher.known()
+    found[:] = ["10.0.0.1"]  # the name moves into our own network
+    house.leader._checks._ended_at.clear()
+    house.until(lambda: is_in(State.FAILED))
+    found[:] = ["127.0.0.1"]
+    house.leader._checks._ended_at.clear()
+    house.until(lambda: is_in(State.READY))
+    Deployment.objects.filter(pk=hosted.pk).update(desired_replicas=0)
+    house.until(lambda: is_in(State.STOPPED))
+    rows = Transition.objects.filter(subject_label="hosted r1").order_by("id")
+    assert [row.new for row in rows] == ["verifying", "ready", "failed", "ready", "stopped"]
+    assert "10.0.0.1, a private address" in rows[2].reason
