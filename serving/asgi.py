@@ -8,7 +8,8 @@ import logging
 import time
 from collections.abc import Iterator
 
-from serving import auth, coordination
+from serving import auth
+from serving.coordination import shared
 from serving.coordination.contract import Coordinator
 from serving.endpoints import health, models, openapi
 from serving.endpoints.base import HttpCaller
@@ -72,7 +73,7 @@ class Gateway:
         coordinator: Coordinator | None = None,
     ) -> None:
         self._settings = settings
-        self._coordinator = coordinator or coordination.make(settings.valkey_url, settings.instance)
+        self._coordinator = coordinator or shared.make(settings.valkey_url, settings.instance)
         self._live = live
         self._configuration = Configuration(snapshots, settings.snapshot_max_age_s)
         self._pool = ReplicaPool()
