@@ -212,6 +212,7 @@ class FakeEngine:
         self._arrived = asyncio.Condition()
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         self._server = await asyncio.start_unix_server(self._connected, str(self.path))
@@ -221,6 +222,7 @@ class FakeEngine:
             self._server.close()
             for writer in list(self._writers):
                 writer.transport.abort()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
             await self._server.wait_closed()
             self._server = None
 
@@ -233,6 +235,9 @@ class FakeEngine:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         self._writers.add(writer)
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
         try:
             while await self._exchange(reader, writer):
                 pass
@@ -240,6 +245,7 @@ class FakeEngine:
             pass
         finally:
             self._writers.discard(writer)
+            self._tasks.discard(task)
             writer.close()
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
