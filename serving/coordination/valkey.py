@@ -74,7 +74,7 @@ class Link(asyncio.Protocol):
     # -- calls
 
     def call(self, function: str, args: Any, answer: Answer) -> None:
-        """Call a function of the library. `answer` runs as soon as the answer is read, before anything read after it."""
+        """Call a function of the library. `answer` runs when the answer is read, before anything read after it."""
         self.send(self._library.call(function, args), lambda reply: answer(self._unpack(reply)))
 
     def send(self, payload: bytes, answer: Callable[[Any], None]) -> None:

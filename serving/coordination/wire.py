@@ -28,19 +28,19 @@ def scope_name(kind: str, identity: str) -> str:
     return f"{kind}:{identity}"
 
 
-def budget_name(kind: str, identity: str, currency: str, window: str, start: int) -> str:
-    """Names one window of one budget: what `correct` and `read` take."""
-    return f"{kind}:{identity}:{currency}:{window}:{start}"
+def budgets(scope: Scope, currency: str, zone: str, calendar: Calendar, now: float) -> list[list[Any]]:
+    """[[name, window, amount, start, end], ...], windows around `now`. A name is what `read` and `correct` take."""
+    found = []
+    for budget in scope.limits.budgets:
+        start, end = calendar.window(budget.window, zone, now)
+        name = f"{scope_name(scope.kind, scope.id)}:{currency}:{budget.window}:{start}"
+        found.append([name, budget.window, budget.amount, start, end])
+    return found
 
 
 def scope(scope: Scope, currency: str, zone: str, calendar: Calendar, now: float, processes: int = 1) -> list[Any]:
-    """[name, four rates, concurrency, [[budget's name, window, amount, start, end], ...]]; -1: no such limit."""
+    """[name, four rates, concurrency, budgets]; -1: no such limit."""
     limits: Limits = scope.limits
-    budgets = []
-    for budget in limits.budgets:
-        start, end = calendar.window(budget.window, zone, now)
-        name = budget_name(scope.kind, scope.id, currency, budget.window, start)
-        budgets.append([name, budget.window, budget.amount // processes, start, end])
     rates = (
         limits.requests_per_minute,
         limits.tokens_per_minute,
@@ -48,7 +48,10 @@ def scope(scope: Scope, currency: str, zone: str, calendar: Calendar, now: float
         limits.output_tokens_per_minute,
         limits.concurrency,
     )
-    return [scope_name(scope.kind, scope.id), *(share(limit, processes) for limit in rates), budgets]
+    money = budgets(scope, currency, zone, calendar, now)
+    for budget in money if processes > 1 else ():
+        budget[2] //= processes
+    return [scope_name(scope.kind, scope.id), *(share(limit, processes) for limit in rates), money]
 
 
 def candidates(slots: Sequence[Slots], processes: int = 1) -> list[list[Any]]:
@@ -77,11 +80,6 @@ def admit(claim: Claim, process: str, epoch: int, calendar: Calendar, now: float
         claim.max_queued_tokens,
         claim.fingerprint,
     ]
-
-
-def budgets_of(args: Sequence[Any]) -> list[str]:
-    """Names of the budgets that a request draws on."""
-    return [budget[0] for limits in args[SCOPES] for budget in limits[6]]
 
 
 def decision(reply: Sequence[Any], slots: Sequence[Slots]) -> Granted | Waiting | Refused:

@@ -100,7 +100,10 @@ local function open_scope(name, second, bucket)
   return scope
 end
 
+-- Change the open bucket. It never falls below zero, though a clock that went back and forth may have replaced what was
+-- counted there.
 local function add(scope, requests, input, output)
+  requests, input, output = math.max(requests, -scope.r), math.max(input, -scope.i), math.max(output, -scope.o)
   scope.r, scope.i, scope.o = scope.r + requests, scope.i + input, scope.o + output
   scope.requests, scope.input, scope.output = scope.requests + requests, scope.input + input, scope.output + output
 end

@@ -5,7 +5,7 @@ The time is passed in, nothing waits and nothing is sent: what the library publi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from serving.coordination import wire
@@ -42,7 +42,7 @@ class Model:
         self.now = now
         if name == "admit":
             return self._admit(list(args))
-        functions = {
+        functions: dict[str, Callable[..., list[Any]]] = {
             "settle": self._settle,
             "timeout": self._timeout,
             "move": self._move,

@@ -1,7 +1,7 @@
-"""The queue of a pool: classes in strict order, in each deficit round robin over tenants, for each its requests by number.
+"""The queue of a pool: classes in strict order, in each deficit round robin over tenants, in each by number.
 
-Each tenant has a credit of tokens that grows by a quantum (times its weight) whenever the round comes to it, and pays for
-the requests that are served. Class 0 is for requests that already ran once; 1 to 3 are the priorities.
+Each tenant has a credit of tokens that grows by a quantum (times its weight) whenever the round comes to it, and pays
+for the requests that are served. Class 0 is for requests that already ran once; 1 to 3 are the priorities.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class Pools:
         queue.rings[args[wire.CLASS]].join(args[wire.TENANT], args[wire.WEIGHT], record.ticket)
         queue.depth += 1
         queue.tokens += record.cost
-        queue.totals.update({replica: total for replica, total in args[wire.CANDIDATES]})
+        queue.totals.update(dict(args[wire.CANDIDATES]))
 
     def dequeue(self, record: Record) -> None:
         args = record.args
@@ -102,7 +102,7 @@ class Pools:
         return self.queues[args[wire.POOL]].position(args[wire.CLASS], args[wire.TENANT], record.ticket)
 
     def grant(self, pool: str, mine: str = "") -> list[Any] | None:
-        """Hand out what is free to who waits. Returns [replica, slots, in use before] of `mine` if it was among them."""
+        """Hand out what is free to who waits. Returns [replica, slots, in use before] of `mine` if it got some."""
         queue = self.queues.get(pool)
         if queue is None:
             return None

@@ -43,8 +43,10 @@ class Scope:
         self.at = second
 
     def add(self, bucket: int, amounts: Sequence[int]) -> None:
+        """Change a bucket, never below zero: a clock that went back and forth may have replaced what it counted."""
         counts = self.buckets.setdefault(bucket, [0, 0, 0])
         for part, amount in enumerate(amounts):
+            amount = max(amount, -counts[part])
             counts[part] += amount
             self.sums[part] += amount
 
