@@ -47,8 +47,8 @@ def outgoing(request: Request, replica: Replica, secret: bytes, head: bytes, *, 
     return b"".join((head, ours, b"" if external else _TIMELINE, b"\r\n", encoded))
 
 
-def opened(request: Request, replica: Replica, settings: GatewaySettings) -> Opened:
-    """All that is needed to bill the request if its gateway dies."""
+def opened(request: Request, replica: Replica | None, settings: GatewaySettings) -> Opened:
+    """All that is needed to bill the request if its gateway dies; no replica while it waits for one."""
     assert request.ask is not None and request.route is not None and request.slot is not None
     return Opened(
         id=request.id,
@@ -62,14 +62,14 @@ def opened(request: Request, replica: Replica, settings: GatewaySettings) -> Ope
         stream=request.ask.stream,
         prompt_estimate=request.ask.prompt_estimate,
         price=request.price,
-        deployment_id=replica.deployment_id,
-        replica_id=replica.id,
-        device=replica.device,
+        deployment_id=replica.deployment_id if replica else None,
+        replica_id=replica.id if replica else None,
+        device=replica.device if replica else "",
         end_user=request.end_user,
         client_request_id=request.arrival.client_request_id,
         trace_id=request.arrival.trace.trace_id,
         gateway=settings.instance,
         gateway_version=settings.version,
         snapshot_version=request.snapshot.version,
-        engine_version=replica.engine_version,
+        engine_version=replica.engine_version if replica else "",
     )

@@ -59,8 +59,8 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True, tag="opened"):
     stream: bool
     prompt_estimate: int
     price: Price | None = None
-    deployment_id: str
-    replica_id: str
+    deployment_id: str | None  # None: it waited for a replica
+    replica_id: str | None
     device: str
     end_user: str
     client_request_id: str

@@ -107,6 +107,7 @@ class Run:
         self._answer: Answer | None = None
         self._attempt: Attempt | None = None
         self._watch: Watch | None = None
+        self._opened_for: Replica | None = None
         self._queue_until = 0.0  # by the monotonic clock
 
     async def serve(self) -> None:
@@ -221,6 +222,7 @@ class Run:
         if isinstance(verdict, Waiting):
             request.place = Place(verdict.position, verdict.depth)
             self._caller.queued(request.place)
+            self._note_opened(None)
             verdict = await self._turn()
             stamps.granted = time.monotonic_ns()
         request.decision = routing.decided(plan.ranking, verdict.replica_id, verdict.in_use, target=plan.choice)
@@ -325,13 +327,15 @@ class Run:
         request.note_failure(error, time.monotonic_ns())
         log.warning("request %s: %s: %s", request.id, replica.id, request.failed[-1].error)
 
-    def _note_opened(self, replica: Replica) -> None:
-        """Journal the request before its first dispatch."""
+    def _note_opened(self, replica: Replica | None) -> None:
+        """Journal the request before it waits for a replica, and before its first dispatch."""
         request, journal = self._request, self._pipeline.journal
-        if request.slot is not None:
+        if request.slot is not None and (self._opened_for or replica is None):
             return
+        self._opened_for = replica
         try:
-            request.slot = journal.slots.claim(request.arrival.uuid)
+            if request.slot is None:
+                request.slot = journal.slots.claim(request.arrival.uuid)
             journal.open(dispatch.opened(request, replica, self._pipeline.settings))
         except OSError as error:
             log.error("journal: cannot note a request: %s", error)

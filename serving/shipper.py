@@ -263,7 +263,7 @@ def _lost(entry: Opened, slots: dict[bytes, tuple[int, int, int]]) -> Settled:
         outcome=Outcome.GATEWAY_LOST,
         status=0,
         code="gateway_lost",
-        attempts=1,
+        attempts=1 if entry.replica_id else 0,
     )
     detail = RequestDetail(
         id=entry.id,
