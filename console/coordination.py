@@ -1,28 +1,24 @@
 """What gateways share in Valkey, for pages and jobs: how much of each limit is used, and correcting what was spent.
 
-The console's one door to serving.coordination; the functions and their answers are described in its library.
+The console's one door to serving.coordination. Pages and jobs run in threads without a loop: each question makes one.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
 
-import msgspec
-import redis
+from django.conf import settings
 
-from console.fleet import live
-from serving.coordination import wire
-from serving.coordination.calendar import bounds
-from serving.coordination.library import Library
+from serving.coordination import readings, wire
+from serving.coordination.calendar import Calendar
+from serving.coordination.contract import Scope
+from serving.coordination.readings import Readings
+from serving.coordination.valkey import Away
+from serving.port import Limits
 
-__all__ = ["Away", "BudgetWindow", "Reading", "Rates", "budget_window", "correct", "read"]
-
-
-class Away(Exception):
-    """Valkey does not answer, or not with sense."""
+__all__ = ["Away", "BudgetWindow", "Readings", "budget_windows", "correct", "read"]
 
 
 @dataclass(frozen=True)
@@ -37,62 +33,19 @@ class BudgetWindow:
         return self.end == 0 or self.start <= now < self.end
 
 
-@dataclass(frozen=True)
-class Rates:
-    """What was used in the last 60 seconds, and the requests that are admitted now."""
-
-    requests: int
-    input_tokens: int
-    output_tokens: int
-    concurrency: int
+def budget_windows(
+    kind: str, scope_id: str, limits: Limits, currency: str, zone: str, now: float
+) -> dict[str, BudgetWindow]:
+    """The windows around `now` of a key's or tenant's budgets, by "hour", "day", "month", "total"."""
+    found = wire.budgets(Scope(kind, scope_id, limits), currency, zone, Calendar(), now)
+    return {window: BudgetWindow(name, start, end) for name, window, _amount, start, end in found}
 
 
-@dataclass(frozen=True)
-class Reading:
-    """`now` is Valkey's clock; `money` is [(reserved, spent)] in nano-units, in the order asked for."""
-
-    now: float
-    rates: list[Rates]
-    money: list[tuple[int, int]]
-
-
-def budget_window(kind: str, scope_id: str, currency: str, window: str, zone: str, now: float) -> BudgetWindow:
-    """The window of a key's or tenant's budget around `now`."""
-    start, end = bounds(window, zone, now)
-    return BudgetWindow(wire.budget_name(kind, scope_id, currency, window, start), start, end)
-
-
-def read(scopes: Sequence[tuple[str, str]], budgets: Sequence[str] = ()) -> Reading:
+def read(scopes: Sequence[tuple[str, str]], budgets: Sequence[str] = ()) -> Readings:
     """The use of each (kind, id) and each named budget, in one look. Raises Away."""
-    names = [wire.scope_name(kind, scope_id) for kind, scope_id in scopes]
-    now, rates, money, _depth, _slots = _call("read", [names, list(budgets)])
-    return Reading(now, [Rates(*map(int, each)) for each in rates], [(int(r), int(s)) for r, s in money])
+    return asyncio.run(readings.read(settings.VALKEY_URL, scopes, budgets))
 
 
 def correct(name: str, seen: int, right: int) -> bool:
     """Set what a budget's window has spent, if it still is what was seen. Raises Away."""
-    changed, _reserved, _spent = _call("correct", [name, str(seen), str(right)])
-    return bool(changed)
-
-
-@cache
-def _library() -> Library:
-    return Library()
-
-
-def _call(function: str, args: list[Any]) -> list[Any]:
-    library = _library()
-    packed = msgspec.msgpack.encode(args)
-    try:
-        with live.client() as valkey:
-            try:
-                answer = valkey.execute_command("FCALL", f"{library.name}_{function}", 0, packed)
-            except redis.ResponseError as error:
-                if "not found" not in str(error):
-                    raise
-                valkey.execute_command("FUNCTION", "LOAD", "REPLACE", library.source)
-                answer = valkey.execute_command("FCALL", f"{library.name}_{function}", 0, packed)
-        found: list[Any] = msgspec.msgpack.decode(answer)
-    except (redis.RedisError, OSError, msgspec.DecodeError) as error:
-        raise Away(f"Valkey does not tell what is used: {type(error).__name__}") from error
-    return found
+    return asyncio.run(readings.correct(settings.VALKEY_URL, name, read=seen, right=right))

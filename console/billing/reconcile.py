@@ -8,9 +8,10 @@ it does not know of (a gateway died, Valkey lost its memory), and the budget wou
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import islice
 from uuid import UUID
 
 from django.db.models import Q
@@ -25,6 +26,9 @@ from console.tenants.models import Tenant
 
 APART_S = 55.0
 """How old a first look must be: the job runs each minute, give or take its own time."""
+
+BATCH = 500
+"""Budgets read in one call, which keeps Valkey from anything else for a millisecond."""
 
 _HAS_BUDGET = Q(*((f"{name}__isnull", False) for name in BUDGETS), _connector=Q.OR)
 
@@ -73,13 +77,18 @@ def windows(now: float) -> Iterator[Window]:
             yield Window(scope_of(row)[0], row.id, currency, budget)
 
 
-def look(window: Window) -> Look | None:
-    """The ledger first: what settles meanwhile puts Valkey ahead, which is judged strictly. None: its time is over."""
-    ledger = window.ledger()
-    reading = coordination.read([], [window.budget.name])
-    if not window.budget.holds(reading.now):
-        return None
-    return Look(reading.now, reading.money[0][1], ledger)
+def looks(found: Sequence[Window]) -> dict[str, Look]:
+    """One look at each window, by name; one whose time is over by Valkey's clock is left out.
+
+    The ledger is asked first: what settles meanwhile puts Valkey ahead, which is judged strictly.
+    """
+    ledger = [window.ledger() for window in found]
+    reading = coordination.read([], [window.budget.name for window in found])
+    return {
+        window.budget.name: Look(reading.now, budget.spent, billed)
+        for window, budget, billed in zip(found, reading.budgets, ledger, strict=True)
+        if window.budget.holds(reading.now)
+    }
 
 
 def run(before: Mapping[str, Look], now: float) -> tuple[dict[str, Look], list[str]]:
@@ -87,16 +96,20 @@ def run(before: Mapping[str, Look], now: float) -> tuple[dict[str, Look], list[s
 
     Raises coordination.Away.
     """
-    looks, corrected = {}, []
-    for window in windows(now):
-        seen, name = look(window), window.budget.name
-        if seen is None or seen.drift == 0:
-            continue
-        earlier = before.get(name)
-        if is_lasting(earlier, seen) and coordination.correct(name, seen.spent, seen.ledger):
-            corrected.append(name)
-        elif earlier is not None and earlier.drift == seen.drift and seen.at - earlier.at < APART_S:
-            looks[name] = earlier  # too soon: the first look goes on counting
-        else:
-            looks[name] = seen
-    return looks, corrected
+    kept, corrected = {}, []
+    for batch in batched(windows(now), BATCH):
+        for name, seen in looks(batch).items():
+            earlier = before.get(name)
+            if is_lasting(earlier, seen) and coordination.correct(name, seen.spent, seen.ledger):
+                corrected.append(name)
+            elif earlier is not None and earlier.drift == seen.drift and seen.at - earlier.at < APART_S:
+                kept[name] = earlier  # too soon: the first look goes on counting
+            elif seen.drift:
+                kept[name] = seen
+    return kept, corrected
+
+
+def batched(found: Iterator[Window], size: int) -> Iterator[list[Window]]:
+    """Lists of at most `size`."""
+    while batch := list(islice(found, size)):
+        yield batch

@@ -63,7 +63,7 @@ def live_use(row: Tenant | APIKey, now: float | None = None) -> Mapping[str, Use
         reading = coordination.read([scope_of(row)], [window.name for window in windows.values()])
     except coordination.Away:
         return None
-    (rates,) = reading.rates
+    (rates,) = reading.scopes
     found = {
         "requests_per_minute": Use(Decimal(rates.requests)),
         "tokens_per_minute": Use(Decimal(rates.input_tokens + rates.output_tokens)),
@@ -71,8 +71,8 @@ def live_use(row: Tenant | APIKey, now: float | None = None) -> Mapping[str, Use
         "output_tokens_per_minute": Use(Decimal(rates.output_tokens)),
         "concurrency": Use(Decimal(rates.concurrency)),
     }
-    money = zip(windows, reading.money, strict=True)
-    return found | {name: Use(_amount(spent_nano), _amount(reserved)) for name, (reserved, spent_nano) in money}
+    money = zip(windows, reading.budgets, strict=True)
+    return found | {name: Use(_amount(budget.spent), _amount(budget.reserved)) for name, budget in money}
 
 
 def scope_of(row: Tenant | APIKey) -> tuple[str, str]:
@@ -83,15 +83,9 @@ def scope_of(row: Tenant | APIKey) -> tuple[str, str]:
 def budget_windows(row: Tenant | APIKey, now: float | None = None) -> dict[str, BudgetWindow]:
     """The windows around now of the budgets that are set, by column."""
     tenant = row if isinstance(row, Tenant) else row.tenant
-    kind, scope_id = scope_of(row)
     at = time.time() if now is None else now
-    return {
-        name: coordination.budget_window(
-            kind, scope_id, tenant.currency, name.removeprefix("budget_"), tenant.billing_zone, at
-        )
-        for name in BUDGETS
-        if getattr(row, name) is not None
-    }
+    found = coordination.budget_windows(*scope_of(row), row.limits(), tenant.currency, tenant.billing_zone, at)
+    return {f"budget_{window}": each for window, each in found.items()}
 
 
 def _from_ledger(row: Tenant | APIKey, name: str, now: float | None) -> Use | None:

@@ -46,7 +46,7 @@ def bill(key: APIKey, cost: str, currency: str = "EUR", at: float | None = None)
 def counted(key: APIKey) -> list[int]:
     """What Valkey has as spent: hour of the key, day and total of its tenant."""
     names = [w.name for row in (key, key.tenant) for w in budget_windows(row).values()]
-    return [spent_nano for _reserved, spent_nano in coordination.read([], names).money]
+    return [budget.spent for budget in coordination.read([], names).budgets]
 
 
 def earlier(looks: dict[str, Look]) -> dict[str, Look]:
