@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from serving.coordination import wire
-from serving.coordination.calendar import Calendar
 from serving.coordination.contract import Claim, Granted, Place, QueueTimeout, Refused, Slots, Used, Waiting
 from serving.coordination.held import Held
 from serving.coordination.model.model import Model
@@ -27,7 +26,7 @@ class LocalCoordinator:
 
     def __init__(self, instance: str) -> None:
         self._process = f"{''.join(instance.split())}-{uuid.uuid4().hex[:12]}"  # another one after every start
-        self._calendar = Calendar()
+        self._scopes = wire.Scopes()
         self._model = Model()
         self._model_epoch = 0
         self._held: dict[str, Held] = {}
@@ -86,7 +85,7 @@ class LocalCoordinator:
 
         def arguments(processes: int) -> list[Any]:
             held.windows_at = self._now()
-            return held.arguments("", 0, self._calendar, processes)[2:]
+            return held.arguments("", 0, self._scopes, processes)[2:]
 
         try:
             return await self._ask(held, "admit", arguments, lambda reply: self._decided(held, reply))
@@ -198,7 +197,7 @@ class LocalCoordinator:
         self._model_epoch += 1
         self._in_model("hello", [])
         live = [held for held in self._held.values() if not held.first]
-        entries = [held.entry(self._process, self._model_epoch, self._calendar, self._shares) for held in live]
+        entries = [held.entry(self._process, self._model_epoch, self._scopes, self._shares) for held in live]
         self._in_model("restore", [[held.claim.id for held in live], entries])
 
     def _beat(self) -> None:

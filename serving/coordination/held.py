@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from serving.coordination import wire
-from serving.coordination.calendar import Calendar
 from serving.coordination.contract import Claim, Granted, Place, Slots, Waiting
 
 
@@ -47,9 +46,9 @@ class Held:
         self.waiter: asyncio.Future[Granted] | None = None
         self.place: Place | None = None
 
-    def arguments(self, process: str, epoch: int, calendar: Calendar, processes: int = 1) -> list[Any]:
+    def arguments(self, process: str, epoch: int, scopes: wire.Scopes, processes: int = 1) -> list[Any]:
         """Arguments of `admit`, for where it may run by now."""
-        args = wire.admit(self.claim, process, epoch, calendar, self.windows_at, processes)
+        args = wire.admit(self.claim, process, epoch, scopes, self.windows_at, processes)
         self.budgets = [budget[0] for limits in args[wire.SCOPES] for budget in limits[6]]
         if not self.first:
             args[wire.POOL] = self.pool
@@ -58,10 +57,10 @@ class Held:
             args[wire.CLASS] = self.level
         return args
 
-    def entry(self, process: str, epoch: int, calendar: Calendar, processes: int = 1) -> list[Any]:
+    def entry(self, process: str, epoch: int, scopes: wire.Scopes, processes: int = 1) -> list[Any]:
         """What `restore` puts back: [arguments, replica or "", slots]."""
         replica = self.granted.replica_id if self.granted else ""
-        return [self.arguments(process, epoch, calendar, processes), replica, self.slots]
+        return [self.arguments(process, epoch, scopes, processes), replica, self.slots]
 
     def moved(self, pool: str, candidates: tuple[Slots, ...], least: bool) -> None:
         """It asks for another attempt; one that ran before goes ahead of who waits."""

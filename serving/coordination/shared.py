@@ -45,6 +45,7 @@ class SharedCoordinator(LocalCoordinator):
         self._outgoing: deque[list[Any]] = deque(maxlen=BACKLOG)  # settlements not sent yet
         self._unanswered: deque[tuple[int, list[Any]]] = deque()  # batches sent, by number
         self._flush_due = False
+        self._undecided = False  # whether a settlement not sent yet is of a request that was not answered
         self.dropped = 0  # settlements that the backlog could not keep
 
     @property
@@ -125,7 +126,7 @@ class SharedCoordinator(LocalCoordinator):
             self._send_batch(number, settlements)
         self._flush()
         live = [held for held in self._held.values() if not held.first]
-        entries = [held.entry(self._process, self._epoch, self._calendar) for held in live]
+        entries = [held.entry(self._process, self._epoch, self._scopes) for held in live]
         ids: list[str] | bool = [held.claim.id for held in live]
         for begin in range(0, max(1, len(entries)), BATCH):
             part = entries[begin : begin + BATCH]
@@ -178,8 +179,6 @@ class SharedCoordinator(LocalCoordinator):
     def _call(
         self, link: Link, function: str, arguments: Arguments, answer: Callable[[list[Any] | None], None]
     ) -> None:
-        if self._flush_due:
-            self._flush()  # what was settled before frees its slots before
         link.call(function, [self._process, self._epoch, *arguments(1)], answer)
 
     def _beat(self) -> None:
@@ -207,31 +206,40 @@ class SharedCoordinator(LocalCoordinator):
             super()._settle(held, used)
             if used is None:
                 return  # a request that is not put back there is given back
+        self._undecided |= held.asking
         if len(self._outgoing) == BACKLOG:
             self.dropped += 1
         amounts = [used.input_tokens, used.output_tokens, used.cost] if used else False
         self._outgoing.append([held.claim.id, amounts, held.budgets])
         if self._link is not None and not self._flush_due:
             self._flush_due = True
-            asyncio.get_running_loop().call_soon(self._flush)
+            asyncio.get_running_loop().call_soon(self._flush_first)
 
-    def _flush(self) -> None:
-        """Send what was settled in this tick of the loop."""
-        self._flush_due = False
+    def _flush_first(self) -> None:
+        """Send what was settled in this tick of the loop before what was asked in it, whose turn it may be then.
+
+        A settlement of what was just asked must not overtake the question.
+        """
+        if self._link is not None:
+            self._flush(first=not self._undecided)
+
+    def _flush(self, first: bool = False) -> None:
+        self._flush_due = self._undecided = False
         while self._outgoing and self._link is not None:
             settlements = [self._outgoing.popleft() for _ in range(min(BATCH, len(self._outgoing)))]
             self._batch += 1
             self._unanswered.append((self._batch, settlements))
-            self._send_batch(self._batch, settlements)
+            self._send_batch(self._batch, settlements, first)
+            first = False  # batches keep their order
 
-    def _send_batch(self, number: int, settlements: list[Any]) -> None:
+    def _send_batch(self, number: int, settlements: list[Any], first: bool = False) -> None:
         def answer(reply: list[Any] | None) -> None:
             if reply is not None:
                 while self._unanswered and self._unanswered[0][0] <= number:
                     self._unanswered.popleft()
 
         assert self._link is not None
-        self._link.call("settle", [self._process, number, settlements], answer)
+        self._link.call("settle", [self._process, number, settlements], answer, first=first)
 
 
 def make(valkey_url: str | None, instance: str) -> Coordinator:

@@ -73,27 +73,24 @@ class Link(asyncio.Protocol):
 
     # -- calls
 
-    def call(self, function: str, args: Any, answer: Answer) -> None:
-        """Call a function of the library. `answer` runs when the answer is read, before anything read after it."""
-        self.send(self._library.call(function, args), lambda reply: answer(self._unpack(reply)))
+    def call(self, function: str, args: Any, answer: Answer, *, first: bool = False) -> None:
+        """Call a function of the library. `answer` runs when the answer is read, before anything read after it.
 
-    def send(self, payload: bytes, answer: Callable[[Any], None]) -> None:
+        first: before all that was called in this tick of the loop.
+        """
+        self.send(self._library.call(function, args), lambda reply: answer(self._unpack(reply)), first=first)
+
+    def send(self, payload: bytes, answer: Callable[[Any], None], *, first: bool = False) -> None:
         if self.lost:
             answer(None)
             return
         if not self._unwritten:
             self._loop.call_soon(self._write)
-        self._unwritten.append(payload)
         now = self._loop.time()
-        self._pending.append((now, answer))
+        self._pending.insert(len(self._pending) - len(self._unwritten) if first else len(self._pending), (now, answer))
+        self._unwritten.insert(0 if first else len(self._unwritten), payload)
         if self._watch is None:
             self._watch = self._loop.call_at(now + SILENCE_S, self._check, now + SILENCE_S)
-
-    def post(self, payload: bytes) -> None:
-        """Send what has no answer."""
-        if not self._unwritten:
-            self._loop.call_soon(self._write)
-        self._unwritten.append(payload)
 
     def _unpack(self, reply: Any) -> list[Any] | None:
         if isinstance(reply, bytes):
@@ -104,6 +101,10 @@ class Link(asyncio.Protocol):
 
     def _write(self) -> None:
         payload, self._unwritten = b"".join(self._unwritten), []
+        self.write(payload)
+
+    def write(self, payload: bytes) -> None:
+        """Write at once what has no answer, or whose answers are pending."""
         if self._transport is None or self.lost:
             return
         self._transport.write(payload)
@@ -184,7 +185,7 @@ async def connect(
             hello, select, subscribe = address.greeting(channel)
             for payload in (hello, select, library.load()):
                 await _done(link, payload)
-            link.post(subscribe)
+            link.write(subscribe)
     except (OSError, TimeoutError, ValkeyError) as error:
         link.close()
         raise Away(f"Valkey at {address} cannot be used: {error or type(error).__name__}") from error

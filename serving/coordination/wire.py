@@ -5,10 +5,11 @@ The functions and their answers are described in `library/`; the model answers t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
-from serving.coordination.calendar import Calendar
+from serving.coordination.calendar import KEPT, Calendar
 from serving.coordination.contract import Allowance, Claim, Granted, Refused, Scope, Slots, Waiting
 from serving.port import Limits
 
@@ -38,7 +39,7 @@ def budgets(scope: Scope, currency: str, zone: str, calendar: Calendar, now: flo
     return found
 
 
-def scope(scope: Scope, currency: str, zone: str, calendar: Calendar, now: float, processes: int = 1) -> list[Any]:
+def scope(scope: Scope, money: list[list[Any]], processes: int = 1) -> list[Any]:
     """[name, four rates, concurrency, budgets]; -1: no such limit."""
     limits: Limits = scope.limits
     rates = (
@@ -48,10 +49,31 @@ def scope(scope: Scope, currency: str, zone: str, calendar: Calendar, now: float
         limits.output_tokens_per_minute,
         limits.concurrency,
     )
-    money = budgets(scope, currency, zone, calendar, now)
-    for budget in money if processes > 1 else ():
-        budget[2] //= processes
-    return [scope_name(scope.kind, scope.id), *(share(limit, processes) for limit in rates), money]
+    shares = [[name, window, amount // processes, *bounds] for name, window, amount, *bounds in money]
+    return [scope_name(scope.kind, scope.id), *(share(limit, processes) for limit in rates), shares]
+
+
+class Scopes:
+    """Scopes as they are sent, remembered while their limits and the windows of their budgets last."""
+
+    def __init__(self) -> None:
+        self._calendar = Calendar()
+        self._kept: dict[tuple[str, str, str, str, int], tuple[Limits, float, float, list[Any]]] = {}
+
+    def sent(self, asked: Scope, currency: str, zone: str, now: float, processes: int) -> list[Any]:
+        """`scope` for the windows around `now`. It is shared: nobody may change it."""
+        key = (asked.kind, asked.id, currency, zone, processes)
+        kept = self._kept.get(key)
+        if kept and kept[0] is asked.limits and kept[1] <= now < kept[2]:
+            return kept[3]
+        if len(self._kept) >= KEPT:
+            self._kept.clear()
+        money = budgets(asked, currency, zone, self._calendar, now)
+        begin = max((start for _, _, _, start, _ in money), default=0)
+        end = min((end for _, window, _, _, end in money if window != "total"), default=math.inf)
+        made = scope(asked, money, processes)
+        self._kept[key] = asked.limits, begin, end, made
+        return made
 
 
 def candidates(slots: Sequence[Slots], processes: int = 1) -> list[list[Any]]:
@@ -59,13 +81,13 @@ def candidates(slots: Sequence[Slots], processes: int = 1) -> list[list[Any]]:
     return [[replica.replica_id, max(1, replica.total // processes) if replica.total else 0] for replica in slots]
 
 
-def admit(claim: Claim, process: str, epoch: int, calendar: Calendar, now: float, processes: int = 1) -> list[Any]:
+def admit(claim: Claim, process: str, epoch: int, scopes: Scopes, now: float, processes: int = 1) -> list[Any]:
     """Arguments of `admit`. processes: by how many the limits are divided, when each goes by its own share."""
     return [
         process,
         epoch,
         claim.id,
-        [scope(each, claim.currency, claim.zone, calendar, now, processes) for each in claim.scopes],
+        [scopes.sent(each, claim.currency, claim.zone, now, processes) for each in claim.scopes],
         claim.input_tokens,
         claim.output_tokens,
         claim.cost,

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import math
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
+from zoneinfo import available_timezones
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
+from serving.coordination.calendar import bounds
 from serving.coordination.library import Library
 from serving.coordination.model.model import Model
+from serving.coordination.model.queue import QUANTUM
 from tests.private_valkey import PrivateValkey, running
 
 PROCESSES = ("g1", "g2", "g3")
@@ -114,7 +119,9 @@ class Coordination(RuleBasedStateMachine):
             budgets = [[f"{name}:USD:hour:{hour}", "hour", amount, hour, hour + 3600]] if amount else []
             if data.draw(st.booleans()):
                 budgets.append([f"{name}:USD:total:0", "total", 5 * 10**9, 0, 0])
-            scopes.append([name, data.draw(limit), *(data.draw(tokens_limit) for _ in range(3)), data.draw(limit), budgets])
+            scopes.append(
+                [name, data.draw(limit), *(data.draw(tokens_limit) for _ in range(3)), data.draw(limit), budgets]
+            )
         candidates = [[replica, data.draw(st.sampled_from((0, 1, 3)))] for replica in POOLS[pool]]
         if data.draw(st.booleans()):
             candidates = candidates[::-1][: data.draw(st.integers(1, 2))]
@@ -241,3 +248,80 @@ def test_library_decides_as_the_model_does(valkey: PrivateValkey) -> None:
                 max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
             ),
         )
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    tenants=st.lists(st.tuples(st.sampled_from((50, 100, 100, 400)), st.integers(300, 4000)), min_size=2, max_size=5),
+    slots=st.integers(1, 3),
+)
+def test_tenants_that_wait_are_served_by_weight(tenants: list[tuple[int, int]], slots: int) -> None:
+    """Tokens served while all have requests waiting: within a round and one request of each tenant's share."""
+    model = Model()
+    model.call("hello", ["g1", 1], START)
+    costs = {f"t{number}": cost for number, (_, cost) in enumerate(tenants)}
+    total = sum(weight for weight, _ in tenants)
+    rounds = 20  # at least; QUANTUM tokens at weight 100 in each
+    running: list[tuple[str, str]] = []
+    for number, (weight, cost) in enumerate(tenants):
+        for index in range(math.ceil(rounds * QUANTUM * weight / 100 / cost) * 2 + 20):
+            request = f"t{number}.{index}"
+            args = ["g1", 1, request, [], 0, cost, 0, "d1", [["r1", slots]], False, 1]
+            answer = model.call("admit", [*args, f"t{number}", weight, 1, 10**6, 10**9, ""], START)
+            if answer[0] == "granted":
+                running.append((f"t{number}", request))
+    served: Counter[str] = Counter()
+    for batch in range(1, 10**6):
+        tenant, request = running.pop(0)
+        model.call("settle", ["g1", batch, [[request, [0, 1, 0], []]]], START)
+        for _, (granted, *_) in model.pools.published:
+            tenant = granted.partition(".")[0]
+            served[tenant] += costs[tenant]
+            running.append((tenant, granted))
+        model.pools.published.clear()
+        if sum(served.values()) >= rounds * QUANTUM * total / 100:
+            break
+    everything = sum(served.values())
+    for number, (weight, cost) in enumerate(tenants):
+        slack = 2 * (QUANTUM * weight / 100 + cost) + 2 * max(costs.values())
+        assert abs(served[f"t{number}"] - everything * weight / total) <= slack
+
+
+# Where clocks are changed by half an hour, two of a year's hours overlap.
+ZONES = st.sampled_from(sorted(available_timezones() - {"Australia/Lord_Howe", "Australia/LHI"}))
+
+
+@given(now=st.floats(1_600_000_000, 4_000_000_000), zone=ZONES, window=st.sampled_from(("hour", "day", "month")))
+def test_windows_hold_the_moment_and_join_without_gaps(now: float, zone: str, window: str) -> None:
+    start, end = bounds(window, zone, now)
+    assert start <= now < end
+    assert bounds(window, zone, start) == (start, end), "the same all through"
+    assert bounds(window, zone, end)[0] == end, "the next begins where this ends"
+
+
+@given(
+    gaps=st.lists(st.one_of(st.floats(0, 3), st.floats(0, 70)), min_size=20, max_size=120),
+    limit=st.integers(1, 12),
+    kept=st.lists(st.booleans(), min_size=1),
+)
+def test_no_60_seconds_hold_more_than_the_limit(gaps: list[float], limit: int, kept: list[bool]) -> None:
+    """Wherever they begin, and though some requests are taken back as never made."""
+    model, now = Model(), START
+    model.call("hello", ["g1", 1], now)
+    counted: list[float] = []
+    for number, gap in enumerate(gaps):
+        now += gap
+        scope = ["key:k1", limit, -1, -1, -1, -1, []]
+        args = ["g1", 1, f"q{number}", [scope], 5, 5, 0, "d1", [["r1", 0]], False, 1, "t1", 100, 1, 9, 999, ""]
+        answer = model.call("admit", args, now)
+        if answer[0] == "granted":
+            stays = kept[number % len(kept)]
+            model.call("settle", ["g1", number + 1, [[f"q{number}", [1, 1, 0] if stays else False, []]]], now)
+            counted += [now] * stays
+        else:
+            assert answer[2] == "requests_per_minute"
+            now += answer[6] + (answer[6] == 60)  # a Retry-After says 60 at most, a bucket counts for up to 61 s
+            assert model.call("admit", args, now)[0] == "granted", "as Retry-After promised"
+            counted.append(now)
+    for begin in counted:
+        assert sum(begin <= moment < begin + 60 for moment in counted) <= limit
