@@ -9,39 +9,24 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from serving.coordination import wire
-from serving.coordination.model.budgets import Budgets, window_missed
-from serving.coordination.model.queue import Drain
-from serving.coordination.model.requests import Pools, Record, choose
-from serving.coordination.model.windows import Scope, allowances, whole_seconds
+from serving.coordination.model.admission import State
+from serving.coordination.model.requests import Record, choose
+from serving.coordination.model.windows import Scope
 
 LEASE_S = 3
 REAPED_AT_ONCE = 500
-RETRY_TTL_S = 120
-IDLE_S = 3600  # what nobody used for that long is forgotten
 
 Used = Sequence[int] | str  # (input, output, cost), "refused" or "lost"
 
 
-class Model:
-    """All that gateways share."""
-
-    def __init__(self) -> None:
-        self.scopes: dict[str, Scope] = {}
-        self.budgets = Budgets()
-        self.pools = Pools()
-        self.epochs: dict[str, int] = {}
-        self.batches: dict[str, int] = {}  # last batch of settlements seen of each process
-        self.leases: dict[str, float] = {}
-        self.heard: float | None = None
-        self.tries: dict[tuple[str, str], tuple[int, int, float]] = {}  # number in the queue, times, until when
-        self.numbers = 0
-        self.now = 0.0
+class Model(State):
+    """All functions of the library."""
 
     def call(self, name: str, args: Sequence[Any], now: float) -> list[Any]:
         """Run one function of the library; its arguments and answers are described there."""
         self.now = now
         if name == "admit":
-            return self._admit(list(args))
+            return self.admit(list(args))
         functions: dict[str, Callable[..., list[Any]]] = {
             "settle": self._settle,
             "timeout": self._timeout,
@@ -53,95 +38,6 @@ class Model:
             "read": self._read,
         }
         return functions[name](*args)
-
-    def forget_idle(self) -> None:
-        """Drop what an expiry drops in Valkey, so that memory does not grow with everything ever seen."""
-        self.scopes = {
-            name: scope for name, scope in self.scopes.items() if scope.concurrency or scope.at + IDLE_S > self.now
-        }
-        self.tries = {key: value for key, value in self.tries.items() if value[2] > self.now}
-        drains = self.pools.drains
-        self.pools.drains = {pool: drain for pool, drain in drains.items() if drain.touched + IDLE_S > self.now}
-        self.budgets.drop_ended(self.now)
-
-    @property
-    def second(self) -> int:
-        return int(self.now)
-
-    # -- admission
-
-    def _admit(self, args: list[Any]) -> list[Any]:
-        limits = args[wire.SCOPES]
-        if not self._member(args[wire.PROCESS], args[wire.EPOCH]):
-            return ["stranger"]
-        if any(window_missed(limit[6], self.now) for limit in limits):
-            return ["clock", self.now]
-        scopes = [self._scope(limit[0]) for limit in limits]
-        refusal = self._refusal(args, scopes)
-        if refusal:
-            return [*refusal, *allowances(scopes, limits, self.now)]
-        used = self.pools.used(args[wire.CANDIDATES])
-        number, retries = self._earlier_try(args)
-        record = Record(args, self.second, number)
-        placed = self._place(record)
-        if not placed:
-            depth = self.pools.depth(args[wire.POOL])
-            wait = self._drain_s(args[wire.POOL], depth + 1)
-            return ["full", depth, wait, *allowances(scopes, limits, self.now)]
-        self._count(record, scopes)
-        return [*placed, used, *allowances(scopes, limits, self.now), retries]
-
-    def _scope(self, name: str) -> Scope:
-        scope = self.scopes.setdefault(name, Scope(self.second))
-        scope.advance(self.second)
-        return scope
-
-    def _refusal(self, args: list[Any], scopes: list[Scope]) -> list[Any] | None:
-        given, made, cost = args[wire.INPUT], args[wire.OUTPUT], args[wire.COST]
-        for scope, limits in zip(scopes, args[wire.SCOPES], strict=True):
-            found = scope.refuse(limits, (1, given + made, given, made), self.now)
-            found = found or self.budgets.refuse(limits[6], cost, self.now)
-            if found:
-                return ["limit", limits[0].split(":", 1)[0], *found]
-        return None
-
-    def _place(self, record: Record) -> list[Any] | None:
-        """["granted", replica, slots], ["waiting", position, depth], or None: the queue is full. The record is kept."""
-        args, pools = record.args, self.pools
-        depth = pools.depth(args[wire.POOL])
-        replica, slots = choose(args, pools.slots, ()) if depth == 0 else ("", 0)
-        records = pools.records.setdefault(args[wire.PROCESS], {})
-        if replica:
-            pools.take(record, replica, slots)
-            records[args[wire.ID]] = record
-            return ["granted", replica, slots]
-        record.number = record.number or self._next_number()
-        if self._full(record):
-            self._remember_try(record)
-            return None
-        records[args[wire.ID]] = record
-        pools.enqueue(record)
-        if depth and pools.grant(args[wire.POOL], args[wire.ID]):
-            return ["granted", record.replica, record.slots]
-        return ["waiting", pools.position(record), pools.depth(args[wire.POOL])]
-
-    def _full(self, record: Record) -> bool:
-        queue = self.pools.queues.get(record.args[wire.POOL])
-        depth, tokens = (queue.depth, queue.tokens) if queue else (0, 0)
-        if depth >= record.args[wire.MAX_QUEUED]:
-            return True
-        return depth > 0 and tokens + record.cost > record.args[wire.MAX_TOKENS]
-
-    def _count(self, record: Record, scopes: list[Scope], known: bool = False) -> None:
-        """Reserve its limits; rates of a request that was known have been counted."""
-        args = record.args
-        for scope, limits in zip(scopes, args[wire.SCOPES], strict=True):
-            scope.concurrency += 1
-            if not known:
-                scope.add(self.second, (1, args[wire.INPUT], args[wire.OUTPUT]))
-                scope.last = self.second
-            for budget in limits[6]:
-                self.budgets.change(budget[0], args[wire.COST], 0)
 
     # -- the end of a request, and its further attempts
 
@@ -169,11 +65,11 @@ class Model:
         if record.replica:
             return ["granted", record.replica, record.slots, []]
         pool = record.args[wire.POOL]
-        self._remember_try(record)
+        self.remember_try(record)
         self._release(record, "refused")
         depth = self.pools.depth(pool)
         self._grant_all({pool})
-        return ["timeout", self._drain_s(pool, depth + 1), depth]
+        return ["timeout", self.drain_s(pool, depth + 1), depth]
 
     def _move(
         self, process: str, epoch: int, request: str, pool: str, candidates: Sequence[Any], least: bool
@@ -185,7 +81,7 @@ class Model:
         left = args[wire.POOL]
         if record.replica:
             pools.free(record)
-            args[wire.CLASS], record.number = 0, self._next_number()
+            args[wire.CLASS], record.number = 0, self.next_number()
         else:
             pools.dequeue(record)
         args[wire.POOL], args[wire.CANDIDATES], args[wire.LEAST] = pool, candidates, least
@@ -215,7 +111,7 @@ class Model:
         elif not isinstance(used, str):
             change, cost = (0, used[0] - args[wire.INPUT], used[1] - args[wire.OUTPUT]), used[2]
         for limits in args[wire.SCOPES]:
-            scope = self._scope(limits[0])
+            scope = self.scope(limits[0])
             scope.concurrency -= 1
             if record.second in scope.buckets:
                 scope.add(record.second, change)
@@ -230,38 +126,13 @@ class Model:
         del pools.records[args[wire.PROCESS]][args[wire.ID]]
 
     def _record(self, process: str, epoch: int, request: str) -> Record | None:
-        return self.pools.records.get(process, {}).get(request) if self._member(process, epoch) else None
+        return self.pools.records.get(process, {}).get(request) if self.member(process, epoch) else None
 
     def _grant_all(self, pools: set[str]) -> None:
         for pool in sorted(pools):
             self.pools.grant(pool)
 
-    # -- client calls that come again
-
-    def _next_number(self) -> int:
-        self.numbers += 1
-        return self.numbers
-
-    def _earlier_try(self, args: list[Any]) -> tuple[int, int]:
-        """Its number in the queue (0: none) and how often it was turned away."""
-        number, times, until = self.tries.get((args[wire.TENANT], args[wire.FINGERPRINT]), (0, 0, 0.0))
-        return (number, times) if until > self.now else (0, 0)
-
-    def _remember_try(self, record: Record) -> None:
-        args = record.args
-        if args[wire.FINGERPRINT]:
-            times = self._earlier_try(args)[1] + 1
-            key = (args[wire.TENANT], args[wire.FINGERPRINT])
-            self.tries[key] = (record.number, times, self.now + RETRY_TTL_S)
-
-    def _drain_s(self, pool: str, ahead: int) -> int:
-        drain: Drain | None = self.pools.drains.get(pool)
-        return whole_seconds(drain.wait(ahead, self.now)) if drain else 10
-
     # -- processes
-
-    def _member(self, process: str, epoch: int) -> bool:
-        return self.epochs.get(process) == epoch
 
     def _hello(self, process: str, epoch: int) -> list[Any]:
         self.epochs[process] = epoch
@@ -269,7 +140,7 @@ class Model:
         return [self.batches.get(process, 0), self.now, len(self.leases)]
 
     def _beat(self, process: str, epoch: int, waiting: Sequence[str]) -> list[Any]:
-        if not self._member(process, epoch):
+        if not self.member(process, epoch):
             return ["stranger"]
         self.leases[process] = self.now + LEASE_S
         self._reap()
@@ -307,7 +178,7 @@ class Model:
     def _restore(
         self, process: str, epoch: int, requests: Sequence[str] | bool, entries: Sequence[Sequence[Any]]
     ) -> list[Any]:
-        if not self._member(process, epoch):
+        if not self.member(process, epoch):
             return ["stranger"]
         records = self.pools.records.setdefault(process, {})
         touched: set[str] = set()
@@ -322,8 +193,8 @@ class Model:
                 touched.add(known.args[wire.POOL])
                 self._release(known, "lost")
                 record.second, record.number = known.second, known.number
-            record.number = record.number or self._next_number()
-            self._count(record, [self._scope(limits[0]) for limits in args[wire.SCOPES]], known is not None)
+            record.number = record.number or self.next_number()
+            self.count(record, [self.scope(limits[0]) for limits in args[wire.SCOPES]], known is not None)
             records[args[wire.ID]] = record
             touched.add(args[wire.POOL])
             if replica:
