@@ -23,8 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench import gateway_native as load
 from bench.engine_calm import Calm
+from bench.gateway_fanlight import Fanlight
 from bench.gateway_native import LoadError
-from bench.gateway_peers import INSTANT_TOKENS, INTERVAL_US, MODELS, Contender, Fanlight, LiteLLM, Router, Upstreams
+from bench.gateway_peers import INSTANT_TOKENS, INTERVAL_US, MODELS, Contender, LiteLLM, Router, Upstreams
 from bench.gateway_processes import Meter, cpu_s
 from bench.gateway_report import Findings, Sample, failed, report, show
 from bench.stack import StackError
