@@ -108,6 +108,10 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int = 0
     block_size: int = 0
 
+    def __repr__(self) -> str:
+        """Without its key: replicas stand in log lines and tracebacks."""
+        return f"<Replica {self.name} {self.id} epoch {self.epoch}>"
+
 
 class Target(msgspec.Struct, frozen=True):
     """One deployment behind a route. Weights are relative; a shadow gets copies of weight percent of the requests."""
