@@ -81,6 +81,7 @@ def percentile(values: Sequence[int], share: float) -> int:
 def _record(request: Request, bill: Billed, merged: Timeline, settings: GatewaySettings) -> RequestRecord:
     stamps, replica = request.stamps, request.replica
     gaps = sorted(request.gaps.values)
+    spent = merged.totals().get
     unit = GAP_UNIT_NS // _US
     return RequestRecord(
         id=request.id,
@@ -107,11 +108,11 @@ def _record(request: Request, bill: Billed, merged: Timeline, settings: GatewayS
         itl_p50_us=percentile(gaps, 0.50) * unit if gaps else None,
         itl_p99_us=percentile(gaps, 0.99) * unit if gaps else None,
         itl_max_us=request.gaps.longest * unit if gaps else None,
-        gateway_us=merged.total(*_GATEWAY_PHASES) // _US,
-        queue_us=merged.total("queue") // _US,
-        engine_queue_us=merged.total("tokenize", "engine_queue") // _US,
-        prefill_us=merged.total("prefill") // _US,
-        decode_us=merged.total("decode") // _US,
+        gateway_us=sum(spent(name, 0) for name in _GATEWAY_PHASES) // _US,
+        queue_us=spent("queue", 0) // _US,
+        engine_queue_us=(spent("tokenize", 0) + spent("engine_queue", 0)) // _US,
+        prefill_us=spent("prefill", 0) // _US,
+        decode_us=spent("decode", 0) // _US,
         unattributed_us=merged.unattributed // _US,
         preemptions=request.report.preemptions if request.report else 0,
         role=request.decision.role if request.decision else "",
@@ -213,6 +214,8 @@ def _engine(request: Request) -> dict[str, Any]:
 
 def _bounded(detail: RequestDetail) -> RequestDetail:
     """At most 4 KB: gaps go first, then all but a few events and candidates."""
+    if len(detail.gaps) <= 64 and len(detail.events) <= 24 and len(detail.candidates) <= 4 and not detail.attempts:
+        return detail  # cannot come near it: not measured
     size = len(msgspec.msgpack.encode(detail))
     if size <= MAX_DETAIL_BYTES:
         return detail

@@ -10,7 +10,7 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
-from console.base import logs
+from console.base import logs, tuning
 
 MAX_WORKERS = 64
 
@@ -65,6 +65,8 @@ def _serve(descriptor: int) -> None:
         timeout_graceful_shutdown=1,
     )
     server = DrainingServer(config, contract.drain, shares_socket=True)
+    config.load()
+    tuning.for_serving()
     server.run(sockets=[socket.socket(fileno=descriptor)])
     if not server.started:
         raise CommandError("The gateway could not start; its lines above say why.")

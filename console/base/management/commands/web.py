@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import uvicorn
@@ -10,12 +9,10 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
 from console import contract
-from console.base import logs
+from console.base import logs, tuning
 from console.bounded_http import BoundedHttp
 from console.webserver import DrainingServer
 
-# A page being rendered holds the interpreter; a stream's next token should not wait a whole default interval for it.
-SWITCH_INTERVAL_S = 0.0005
 PAGES_DRAIN_S = 3  # for pages; requests on /v1 have been drained before, for FANLIGHT_DRAIN_SECONDS
 SOCKET_EXTRA_BYTES = 64 * 1024  # what stands around the body in a message of the playground
 
@@ -27,7 +24,6 @@ class Command(BaseCommand):
     def handle(self, *_args: Any, **_options: Any) -> None:
         env = settings.ENV
         logs.configure(env["LOG_LEVEL"])
-        sys.setswitchinterval(SWITCH_INTERVAL_S)
         config = uvicorn.Config(
             "console.asgi:application",
             host=env["BIND"],
@@ -46,6 +42,8 @@ class Command(BaseCommand):
             backlog=2048,
         )
         server = DrainingServer(config, contract.drain)
+        config.load()
+        tuning.for_serving()
         server.run()
         if not server.started:
             raise CommandError("The web process could not start; its lines above say why.")
