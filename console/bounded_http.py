@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from console.one_write import OneWrite
 
 MAX_HEAD_BYTES = 64 * 1024  # and what one read brings on top
 HEAD_TIMEOUT_S = 30.0
@@ -22,7 +24,7 @@ class BoundedHttp(HttpToolsProtocol):
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
+        super().connection_made(cast("asyncio.Transport", OneWrite(transport, self.loop)))
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from django.conf import settings
@@ -12,6 +13,8 @@ from console.base.stopping import asked_to_stop
 from console.telemetry.sink import DatabaseSink
 from serving.shipper import Shipper
 
+BEHIND_REQUESTS = 5  # niceness: on a full machine records may arrive a little later, requests should not
+
 
 class Command(BaseCommand):
     help = "Ship the journals of gateways into PostgreSQL, at least once, idempotently."
@@ -19,6 +22,7 @@ class Command(BaseCommand):
 
     def handle(self, *_args: Any, **_options: Any) -> None:
         logs.configure(settings.ENV["LOG_LEVEL"])
+        os.nice(BEHIND_REQUESTS)
         stop = asked_to_stop()
         endpoint = settings.ENV["OTLP_ENDPOINT"]
         if not endpoint:
