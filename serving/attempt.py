@@ -75,7 +75,7 @@ class Attempt:
             path = self._dialect.upstream or self._dialect.path
             head = channel.head(path)
             message = dispatch.outgoing(request, self.replica, secret, head, stream=relay is not None)
-            call = self._call = EngineCall(connection, relay.take if relay is not None else None)
+            call = self._call = EngineCall(connection, relay.take if relay is not None else None, channel.loop)
             request.attempts += 1
             request.stamps.posted = time.monotonic_ns()
             call.send(message)

@@ -36,6 +36,7 @@ class Driven:
             self._waits_for.remove_done_callback(self._step)
             self._waits_for = None
         self._work.close()
+        self._done = _ignore  # it leads back to who holds this: without it nothing of a request waits for the collector
 
     def _step(self, _ready: asyncio.Future[Any] | None) -> bool:
         self._waits_for = None
@@ -54,6 +55,10 @@ class Driven:
         self._waits_for = pending
         pending.add_done_callback(self._step)
         return False
+
+
+def _ignore(_result: Any, _error: BaseException | None) -> None:
+    """Nobody is told any more."""
 
 
 def begin(work: Work[T]) -> tuple[bool, T | None, Work[T] | None]:

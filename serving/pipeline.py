@@ -72,6 +72,8 @@ class Pipeline:
         self.watched: dict[str, Watch] = {}
         self.stopping = False
         self.boot = timeline.boot_id()
+        # looking the running loop up asks the kernel for the process each time
+        self.loop = asyncio.get_running_loop()
 
     async def serve(self, request: Request, caller: Caller) -> None:
         """Serve one authenticated request to its end; it leaves exactly one Settled behind."""
@@ -112,7 +114,7 @@ class Run:
 
     async def serve(self) -> None:
         request = self._request
-        request.begin()
+        request.begin(self._pipeline.loop)
         self._pipeline.in_flight[request.id] = request
         error: GatewayError | None = None
         cancelled: asyncio.CancelledError | None = None
@@ -389,6 +391,7 @@ class Run:
         if request.claimed:
             pipeline.coordinator.settle(request.id, self._used(bill))
         del pipeline.in_flight[request.id]
+        request.end()
         pipeline.metrics.settled(entry, request.gaps.values, GAP_UNIT_NS / 1e9)
 
     def _used(self, bill: Billed) -> Used | None:

@@ -26,6 +26,7 @@ class Channel:
         self.replica = replica
         self.in_flight = 0
         self.retired = False
+        self.loop = asyncio.get_running_loop()
         self._idle: deque[Connection] = deque()
         self._open: set[Connection] = set()
         self._draining: dict[Connection, float] = {}
@@ -94,7 +95,7 @@ class Channel:
             connection.abort()
 
     async def _connect(self) -> Connection:
-        loop = asyncio.get_running_loop()
+        loop = self.loop
         if self.replica.uds:
             _, connection = await loop.create_unix_connection(self._new, self.replica.uds)
         else:

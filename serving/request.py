@@ -108,11 +108,16 @@ class Request:
 
     # the way in
 
-    def begin(self) -> None:
+    def begin(self, loop: asyncio.AbstractEventLoop) -> None:
         """The current task serves this request; one that was cut before it began ends at its first wait."""
-        self._task = asyncio.current_task()
+        self._task = asyncio.current_task(loop)
         if self.cut_by is not None and self._task is not None:
             self._task.cancel()
+
+    def end(self) -> None:
+        """It is settled: let go of the task, which still holds the request."""
+        self._task = None
+        self._leader = None
 
     def take(self, ask: Ask) -> None:
         self.ask = ask

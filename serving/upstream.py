@@ -115,14 +115,16 @@ class EngineCall:
     that. Anything else is raised from `done`, errors of `take` too.
     """
 
-    def __init__(self, connection: Connection, take: Callable[[list[bytes]], bool] | None) -> None:
+    def __init__(
+        self, connection: Connection, take: Callable[[list[bytes]], bool] | None, loop: asyncio.AbstractEventLoop
+    ) -> None:
         self._connection = connection
         self._take = take
         self._parser = EventParser()
         self._status = 0
         self._headers: dict[bytes, bytes] = {}
         self._body = bytearray()
-        self.done: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+        self.done: asyncio.Future[bytes | None] = loop.create_future()
 
     def send(self, request: bytes) -> None:
         self._connection.send(request, self)

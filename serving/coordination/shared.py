@@ -156,7 +156,7 @@ class SharedCoordinator(LocalCoordinator):
         link = self._link
         if link is None:
             return take(self._ask_model(function, arguments))
-        taken: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        taken: asyncio.Future[T] = link.loop.create_future()
 
         def answer(reply: list[Any] | None) -> None:
             if self._held.get(held.claim.id) is not held:
@@ -213,7 +213,7 @@ class SharedCoordinator(LocalCoordinator):
         self._outgoing.append([held.claim.id, amounts, held.budgets])
         if self._link is not None and not self._flush_due:
             self._flush_due = True
-            asyncio.get_running_loop().call_soon(self._flush_first)
+            self._link.loop.call_soon(self._flush_first)
 
     def _flush_first(self) -> None:
         """Send what was settled in this tick of the loop before what was asked in it, whose turn it may be then.

@@ -63,7 +63,7 @@ class Link(asyncio.Protocol):
         self._library = library
         self._on_message = on_message
         self._on_lost = on_lost
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._reader = Reader()
         self._pending: deque[tuple[float, Callable[[Any], None]]] = deque()
         self._unwritten: list[bytes] = []
@@ -85,12 +85,12 @@ class Link(asyncio.Protocol):
             answer(None)
             return
         if not self._unwritten:
-            self._loop.call_soon(self._write)
-        now = self._loop.time()
+            self.loop.call_soon(self._write)
+        now = self.loop.time()
         self._pending.insert(len(self._pending) - len(self._unwritten) if first else len(self._pending), (now, answer))
         self._unwritten.insert(0 if first else len(self._unwritten), payload)
         if self._watch is None:
-            self._watch = self._loop.call_at(now + SILENCE_S, self._check, now + SILENCE_S)
+            self._watch = self.loop.call_at(now + SILENCE_S, self._check, now + SILENCE_S)
 
     def _unpack(self, reply: Any) -> list[Any] | None:
         if isinstance(reply, bytes):
@@ -116,10 +116,10 @@ class Link(asyncio.Protocol):
         self._watch = None
         if not self._pending:
             return
-        now, oldest = self._loop.time(), self._pending[0][0] + SILENCE_S
+        now, oldest = self.loop.time(), self._pending[0][0] + SILENCE_S
         if oldest > now or now - due > 0.02:
             again = max(oldest, now + 0.01)
-            self._watch = self._loop.call_at(again, self._check, again)
+            self._watch = self.loop.call_at(again, self._check, again)
         else:
             self.close(f"no answer within {SILENCE_S:.2f} s")
 

@@ -28,12 +28,12 @@ async def test_a_request_that_is_done_lets_go_of_a_connection_only_once(tmp_path
     channel = Channel(engine_replica)
     async with asyncio.timeout(10):
         connection = await channel.connection()
-        first = EngineCall(connection, lambda _payloads: True)
+        first = EngineCall(connection, lambda _payloads: True, asyncio.get_running_loop())
         first.send(b"first\n")
         (await asked.get()).write(ANSWER)
         await first.done
         assert await channel.connection() is connection  # it came back in the read that completed the first
-        second = EngineCall(connection, lambda _payloads: True)
+        second = EngineCall(connection, lambda _payloads: True, asyncio.get_running_loop())
         second.send(b"second\n")
         channel.leave_to_end(connection, first)
         first.abort()
