@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: help up down test test-gpu check format bench bench-engine bench-gateway soak audit lock clean
+.PHONY: help up down test test-gpu check format bench bench-engine bench-shared bench-gateway soak audit lock clean
 
 help: ## List what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -53,6 +53,10 @@ bench-engine: $(VENV)/.dev ## Measure the engine against vLLM and llama.cpp, 15 
 
 bench-gateway: $(VENV)/.dev ## Measure the gateway against LiteLLM and vllm-router, 15 minutes (bench/peers.sh installs them; ARGS=--quick)
 	$(BIN)/python bench/gateway.py $(ARGS)
+
+bench-shared: $(VENV)/.dev ## Limits, queue and slots over two gateway processes, full size (ARGS=--quick)
+	$(BIN)/python bench/gateway_limits.py $(ARGS)
+	$(BIN)/python bench/gateway_queue.py $(ARGS)
 
 soak: $(VENV)/.dev ## Long runs (ARGS='--scale 0.01' for a short one)
 	$(BIN)/python bench/engine_soak.py $(ARGS)

@@ -14,6 +14,7 @@ from console.base.management.limits import add_limits, limits_from
 from console.errors import ConsoleError
 from console.keys.actions import key_facts, set_key_limits
 from console.keys.models import APIKey
+from console.keys.queries import live_use
 from console.tenants.actions import set_limits, tenant_facts
 from console.tenants.models import Tenant
 
@@ -54,7 +55,7 @@ class Command(BaseCommand):
             raise CommandError(f"There is no tenant named {options['tenant']}.")
         if options["action"] == "set":
             tenant = set_limits(COMMAND_LINE, tenant, _given(options))
-        return tenant_facts(tenant)
+        return tenant_facts(tenant) | _use(tenant)
 
     def _key(self, options: dict[str, Any]) -> dict[str, Any]:
         key = APIKey.objects.filter(id=options["key"]).select_related("tenant").first()
@@ -62,7 +63,14 @@ class Command(BaseCommand):
             raise CommandError(f"There is no key with id {options['key']}.")
         if options["action"] == "set":
             key = set_key_limits(COMMAND_LINE, key, _given(options))
-        return key_facts(key)
+        return key_facts(key) | _use(key)
+
+
+def _use(row: Tenant | APIKey) -> dict[str, Any]:
+    """What gateways count of each limit now; "use" is None while that is not known."""
+    live = live_use(row)
+    told = live and {name: {"used": str(use.used), "reserved": str(use.reserved)} for name, use in live.items()}
+    return {"use": told}
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:
