@@ -13,6 +13,7 @@ from console.fleet.models import (
     Route,
     RouteFallback,
     RouteTarget,
+    TargetAnalysis,
     Transition,
 )
 
@@ -43,6 +44,12 @@ class RouteAdmin(ReadOnlyAdmin):
 class RouteTargetAdmin(ReadOnlyAdmin):
     list_display = ("route", "deployment", "role", "weight")
     list_select_related = ("route", "deployment")
+
+
+@admin.register(TargetAnalysis)
+class TargetAnalysisAdmin(ReadOnlyAdmin):
+    list_display = ("target", "state", "since", "looked_at", "reason")
+    list_select_related = ("target__route", "target__deployment")
 
 
 @admin.register(RouteFallback)

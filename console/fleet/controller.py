@@ -24,6 +24,8 @@ from console.environment import ROOT
 from console.errors import first_line
 from console.fleet import external, probe, reconcile
 from console.fleet.actions import ensure_replicas, move_replica
+from console.fleet.canary import Canaries
+from console.fleet.canary import Canaries
 from console.fleet.heartbeat import Heartbeats
 from console.fleet.lease import Lease
 from console.fleet.models import Deployment, Replica
@@ -51,6 +53,8 @@ class Controller:
         self._verifications: dict[UUID, probe.Verification] = {}
         self._endings: dict[UUID, threading.Thread] = {}
         self._checks = external.Checks(settings.ENV["EGRESS_ALLOW"])
+        self._canaries = Canaries()
+        self._canaries = Canaries()
 
     def run(self, stop: threading.Event) -> None:
         """Tick until `stop` is set. A database that is away is waited for; workers run on meanwhile.
@@ -70,7 +74,7 @@ class Controller:
             self.lease.release()
 
     def tick(self) -> None:
-        """One look at every replica, and at most one step for each; nothing while another controller leads."""
+        """One look at every replica and canary, and at most one step for each; nothing while another leads."""
         if not self._leads():
             return
         known = set()
@@ -82,6 +86,7 @@ class Controller:
                     return
                 self._step_alone(replica)
         self._end_strangers(known)
+        self._canaries.look()
 
     # -- one replica ------------------------------------------------------------------------------------------
 
@@ -93,6 +98,15 @@ class Controller:
             raise
         except Exception:
             log.exception("controller: %s could not be looked after; trying again", replica)
+
+    def _look_at_canaries(self) -> None:
+        """A canary that cannot be judged keeps no replica from being looked after."""
+        try:
+            self._canaries.look()
+        except DatabaseError:
+            raise
+        except Exception:
+            log.exception("controller: canaries could not be judged; trying again")
 
     def _end_strangers(self, known: set[str]) -> None:
         """Workers whose replica was deleted serve nobody."""

@@ -98,7 +98,7 @@ class Transition(models.Model):
 
     id = models.UUIDField(primary_key=True, default=uuid7.uuid7, editable=False)
     at = models.DateTimeField(auto_now_add=True)
-    subject_type = models.CharField(max_length=16)  # "replica"
+    subject_type = models.CharField(max_length=16)  # "replica", or "route": what became of one of its targets
     subject_id = models.UUIDField()
     subject_label = models.CharField(max_length=120)
     old = models.CharField(max_length=16)
@@ -172,6 +172,55 @@ class RouteTarget(models.Model):
 
     def __str__(self) -> str:
         return f"{self.route} → {self.deployment} ({self.role} {self.weight})"
+
+
+class Judgement(models.Model):
+    """What is known of a canary since it got its weight. Not a column: writing it must not make gateways reload."""
+
+    target = models.OneToOneField(RouteTarget, on_delete=models.CASCADE, related_name="judgement")
+    since = models.DateTimeField()
+    weight = models.PositiveIntegerField()  # under which it is judged; 0 once it was rolled back
+    verdict = models.CharField(max_length=8, blank=True)  # continue, pass, rollback; empty before the first look
+    reason = models.TextField(blank=True)
+    measures = models.JSONField(default=list, blank=True)  # see serving.canary.Measure
+    judged_at = models.DateTimeField(null=True)
+
+    def __str__(self) -> str:
+        return f"{self.target}: {self.verdict or 'judging'}"
+
+
+class TargetAnalysis(models.Model):
+    """How a canary or shadow does since it got its weight: the newest verdict and the figures behind it.
+
+    A table of its own, because a write to targets makes every gateway read its configuration again.
+    """
+
+    class State(models.TextChoices):
+        """
+        running → passed → rolled_back
+        running, passed → failing → rolled_back: evidence against it that cannot be acted on (a shadow; nowhere to go)
+        A new weight or role begins again at running.
+        """
+
+        RUNNING = "running", _("not decided yet")
+        PASSED = "passed", _("passed")
+        FAILING = "failing", _("worse than stable")
+        ROLLED_BACK = "rolled_back", _("rolled back")
+
+    target = models.OneToOneField(RouteTarget, on_delete=models.CASCADE, related_name="analysis")
+    weight = models.PositiveIntegerField()  # with role: what is judged; another one begins anew
+    role = models.CharField(max_length=8)
+    since = models.DateTimeField()  # requests from then on count
+    state = models.CharField(max_length=12, choices=State.choices, default=State.RUNNING)
+    reason = models.TextField(blank=True)
+    measures = models.JSONField(default=list, blank=True)  # serving.canary.Measure as objects
+    looked_at = models.DateTimeField(null=True)
+
+    class Meta:
+        verbose_name_plural = "target analyses"
+
+    def __str__(self) -> str:
+        return f"{self.target}: {self.state}"
 
 
 class RouteFallback(models.Model):

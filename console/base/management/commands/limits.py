@@ -69,8 +69,9 @@ class Command(BaseCommand):
 def _use(row: Tenant | APIKey) -> dict[str, Any]:
     """What gateways count of each limit now; "use" is None while that is not known."""
     live = live_use(row)
-    told = live and {name: {"used": str(use.used), "reserved": str(use.reserved)} for name, use in live.items()}
-    return {"use": told}
+    if live is None:
+        return {"use": None}
+    return {"use": {name: {"used": str(use.used), "reserved": str(use.reserved)} for name, use in live.items()}}
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:
