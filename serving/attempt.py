@@ -52,6 +52,8 @@ class Attempt:
                 raise NotFound("The engine of this model has no such endpoint.", code="unsupported_endpoint") from error
             raise
         assert body is not None
+        if self._request.capture is not None and self._dialect.generates:
+            self._request.capture.take_whole(body)
         try:
             reply = self._dialect.whole(body, self._request)
         except ValueError as error:  # msgspec's are ValueErrors

@@ -17,6 +17,7 @@ from serving.admission import Admission
 from serving.answer import Answer
 from serving.attempt import Attempt
 from serving.caller import Caller
+from serving.capture import Capture
 from serving.coordination.contract import Coordinator, Granted, Place, QueueTimeout, Refused, Used, Waiting
 from serving.errors import (
     EngineBusy,
@@ -167,6 +168,8 @@ class Run:
         request.route = admission.admit(ask, request.principal, request.snapshot)
         request.price = request.route.prices.get(request.principal.currency)
         request.hints = routing.permitted(self._caller.hints(), request.principal)
+        if request.principal.capture_content:
+            request.capture = Capture(ask)
 
     # ---- queue and route
 

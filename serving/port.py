@@ -330,12 +330,32 @@ class RequestDetail(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""  # the message the client got
 
 
+class Said(msgspec.Struct, frozen=True):
+    """One message of a prompt, or one part of an answer."""
+
+    role: str  # of a message; "prompt" for plain text; of an answer "assistant", "reasoning" or "call"
+    text: str
+    cut: bool = False  # there was more
+
+
+class RequestContent(msgspec.Struct, frozen=True, kw_only=True):
+    """The words of one Request, redacted: only where its tenant chose to keep them. At most 32 KB each way."""
+
+    id: str
+    started_at: float
+    tenant_id: str
+    prompt: tuple[Said, ...] = ()
+    answer: tuple[Said, ...] = ()
+    left_out: int = 0  # messages of the prompt, older than those kept
+
+
 class Settled(msgspec.Struct, frozen=True, kw_only=True, tag="settled"):
     """What the finaliser writes to the journal: everything about one finished request."""
 
     usage: UsageRecord | None  # None: unauthenticated, only counted
     record: RequestRecord
     detail: RequestDetail
+    content: RequestContent | None = None  # None: its tenant keeps none
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -74,6 +74,8 @@ class Relay:
         if pieces:
             if not self._request.leads(self):
                 raise Superseded
+            if self._request.capture is not None:
+                self._request.capture.add(pieces)
             self._answer.add(pieces)
         return done or self.stopped_early
 

@@ -18,6 +18,7 @@ from serving.telemetry.timeline import Anchor, EngineReport, FailedAttempt, Stam
 from serving.telemetry.tracing import TraceContext
 
 if TYPE_CHECKING:
+    from serving.capture import Capture
     from serving.relay import Relay
 
 MAX_GAPS = 1500
@@ -96,6 +97,7 @@ class Request:
         self.gaps = Gaps()
         self.report: EngineReport | None = None
         self.finish_reason = ""
+        self.capture: Capture | None = None  # only where the tenant keeps its words
         self.started = False  # part of the answer may be with the client: no retry from here on
         # the end
         self.outcome = Outcome.OK
@@ -146,6 +148,8 @@ class Request:
         self.gaps = Gaps()
         self.report = None
         self._leader = None
+        if self.capture is not None:
+            self.capture.reset()
         self.stamps.posted = self.stamps.first_chunk = self.stamps.last_chunk = 0
 
     def leads(self, relay: Relay) -> bool:

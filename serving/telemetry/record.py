@@ -12,6 +12,7 @@ from serving.metering import Billed, cost
 from serving.port import (
     GatewaySettings,
     Outcome,
+    RequestContent,
     RequestDetail,
     RequestRecord,
     Settled,
@@ -41,7 +42,14 @@ def settled(request: Request, bill: Billed, settings: GatewaySettings, boot: str
         usage=usage(request, bill),
         record=_record(request, bill, merged, settings),
         detail=_bounded(_detail(request, merged)),
+        content=_content(request),
     )
+
+
+def _content(request: Request) -> RequestContent | None:
+    if request.capture is None or request.attempts == 0:  # what never ran is not kept
+        return None
+    return request.capture.content(request.id, request.arrival.started_at, request.principal.tenant_id)
 
 
 def bare(request: Request, bill: Billed, settings: GatewaySettings) -> Settled:
