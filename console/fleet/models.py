@@ -174,21 +174,6 @@ class RouteTarget(models.Model):
         return f"{self.route} → {self.deployment} ({self.role} {self.weight})"
 
 
-class Judgement(models.Model):
-    """What is known of a canary since it got its weight. Not a column: writing it must not make gateways reload."""
-
-    target = models.OneToOneField(RouteTarget, on_delete=models.CASCADE, related_name="judgement")
-    since = models.DateTimeField()
-    weight = models.PositiveIntegerField()  # under which it is judged; 0 once it was rolled back
-    verdict = models.CharField(max_length=8, blank=True)  # continue, pass, rollback; empty before the first look
-    reason = models.TextField(blank=True)
-    measures = models.JSONField(default=list, blank=True)  # see serving.canary.Measure
-    judged_at = models.DateTimeField(null=True)
-
-    def __str__(self) -> str:
-        return f"{self.target}: {self.verdict or 'judging'}"
-
-
 class TargetAnalysis(models.Model):
     """How a canary or shadow does since it got its weight: the newest verdict and the figures behind it.
 
