@@ -168,6 +168,7 @@ CELERY_BEAT_SCHEDULE = {
         "task": "console.telemetry.tasks.drop_old_partitions",
         "schedule": 6 * 3600.0,
     },
+    "expire-contents": {"task": "console.telemetry.tasks.expire_contents", "schedule": 3600.0},
 }
 
 AUTH_USER_MODEL = "base.User"

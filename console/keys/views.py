@@ -24,7 +24,7 @@ from console.keys.actions import KEY_CHECKS
 from console.keys.forms import KeyForm
 from console.keys.models import APIKey
 from console.keys.queries import limit_fields, limit_rows
-from console.tenants.actions import may_manage
+from console.tenants.actions import is_owner, may_manage
 from console.tenants.limits import Priority
 from console.tenants.models import Tenant
 from console.tenants.queries import visible_tenants
@@ -137,6 +137,7 @@ def _context(request: HttpRequest, tenant: Tenant, tenants: list[Tenant], form: 
         "by_model": list(usage_by_model(tenant.id)),
         "limit_rows": limit_rows(tenant),
         "may_manage": may_manage(actor_of(request), tenant),
+        "owns": is_owner(actor_of(request), tenant),
         "form": form,
         "routes": routes,
         "example_model": routes[0].name if routes else "MODEL",

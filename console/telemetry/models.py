@@ -78,3 +78,15 @@ class RequestDetail(models.Model):
 
     def __str__(self) -> str:
         return str(self.id)
+
+
+class RequestContent(models.Model):
+    """The words of one Request, redacted: serving.port.RequestContent as JSON. See telemetry.content for who reads."""
+
+    id = models.UUIDField(primary_key=True)
+    started_at = models.DateTimeField(db_index=True)
+    tenant_id = models.UUIDField(db_index=True)
+    body = models.JSONField()
+
+    def __str__(self) -> str:
+        return str(self.id)

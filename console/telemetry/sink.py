@@ -15,10 +15,11 @@ from console.billing.models import UsageRecord as UsageRow
 from console.errors import first_line
 from console.telemetry import partitions
 from console.telemetry.models import RequestRecord as RecordRow
-from serving.port import RecordRefused, RequestDetail, RequestRecord, Settled, UsageRecord
+from serving.port import RecordRefused, RequestContent, RequestDetail, RequestRecord, Settled, UsageRecord
 
 _RECORD_FIELDS = RequestRecord.__struct_fields__
 _USAGE_FIELDS = UsageRecord.__struct_fields__
+_COLUMNS = frozenset(("id", "started_at", "tenant_id"))  # of a row that is otherwise one document
 _NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")  # JSON's escape, unless its backslash is itself escaped
 
 Limits = dict[str, int]
@@ -64,11 +65,13 @@ class DatabaseSink:
     def _insert(self, batch: Sequence[Settled]) -> None:
         usage = [_row(s.usage, self._usage_limits) for s in batch if s.usage]
         records = [_row(s.record, self._record_limits) for s in batch]
-        details = [_detail_row(s.detail) for s in batch]
+        details = [_body_row(s.detail) for s in batch]
+        contents = [_body_row(s.content) | {"tenant_id": s.content.tenant_id} for s in batch if s.content]
         with transaction.atomic(), connection.cursor() as cursor:
             _insert(cursor, "billing_usagerecord", _USAGE_FIELDS, usage)
             _insert(cursor, "telemetry_requestrecord", _RECORD_FIELDS, records)
             _insert(cursor, "telemetry_requestdetail", ("id", "started_at", "body"), details)
+            _insert(cursor, "telemetry_requestcontent", ("id", "started_at", "tenant_id", "body"), contents)
 
     def _ensure_partitions(self, batch: Sequence[Settled]) -> None:
         """A record can arrive days late, after a long time without a database."""
@@ -100,13 +103,12 @@ def _row(struct: UsageRecord | RequestRecord, limits: Limits) -> dict[str, Any]:
     return row
 
 
-def _detail_row(detail: RequestDetail) -> dict[str, Any]:
-    body = msgspec.to_builtins(detail)
-    del body["id"], body["started_at"]
+def _body_row(struct: RequestDetail | RequestContent) -> dict[str, Any]:
+    body = {name: value for name, value in msgspec.to_builtins(struct).items() if name not in _COLUMNS}
     encoded = msgspec.json.encode(body)
     if b"\\u0000" in encoded:
         encoded = _NUL.sub("\\1\ufffd", encoded.decode()).encode()
-    return {"id": detail.id, "started_at": _when(detail.started_at), "body": msgspec.Raw(encoded)}
+    return {"id": struct.id, "started_at": _when(struct.started_at), "body": msgspec.Raw(encoded)}
 
 
 def _fitted(value: Any, limit: int) -> Any:

@@ -12,21 +12,24 @@ from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.conf import settings
+from django.contrib import messages
 from django.core.handlers.asgi import ASGIRequest
 from django.db import connections
 from django.http import Http404, HttpRequest, HttpResponse, StreamingHttpResponse
-from django.shortcuts import render
+from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.http import urlencode
 from django.utils.translation import gettext as _
-from django.views.decorators.http import require_GET
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_GET, require_POST
 
 from console.base.fields import told
-from console.base.views import too_slow
+from console.base.views import actor_of, too_slow
 from console.billing.bill import bill_of
+from console.errors import ConsoleError
 from console.playground.consumers import PARAMS
-from console.telemetry import filters, names, queries, trace, windows
+from console.telemetry import content, filters, names, queries, trace, windows
 from console.telemetry.filters import BadFilter, Condition
 from console.telemetry.kept import Kept
 from console.telemetry.models import RequestRecord
@@ -345,6 +348,22 @@ def request_detail(request: HttpRequest, request_id: uuid.UUID) -> HttpResponse:
     return response
 
 
+@never_cache
+@require_POST
+def open_content(request: HttpRequest, request_id: uuid.UUID) -> HttpResponse:
+    """The words of a request, where its tenant keeps them. By POST: each opening is an entry of the audit log."""
+    row = queries.record(scope_of(request.user), request_id)
+    if row is None:
+        raise Http404
+    try:
+        body = content.opened(actor_of(request), row)
+    except ConsoleError as error:
+        messages.error(request, str(error))
+        return redirect("request", request_id=request_id)
+    sections = [(_("Prompt"), body["prompt"], body["left_out"]), (_("Answer"), body["answer"], 0)]
+    return render(request, "telemetry/content.html", {"row": row, "sections": sections})
+
+
 def _not_yet(request: HttpRequest, request_id: uuid.UUID) -> HttpResponse:
     """A fresh id may still be running. One that was delivered to somebody else is nothing to this reader."""
     at = windows.stamp(request_id)
@@ -364,6 +383,7 @@ def _detail(request: HttpRequest, scope: Scope, row: RequestRecord) -> dict[str,
     return {
         "row": row,
         "body": body,
+        "content": content.held(actor_of(request), row),
         "trace": drawn,
         "tenant": known.tenants.get(row.tenant_id),
         "key": known.keys.get(row.key_id),

@@ -18,7 +18,7 @@ from console.errors import NotAllowed, Refused
 from console.tenants.limits import CHECKS, Priority
 from console.tenants.models import Membership, Tenant
 
-CAPTURE_CHECKS: Mapping[str, Check] = {"capture_content": flag, "capture_days": whole(1, 365)}
+CAPTURE_CHECKS: Mapping[str, Check] = {"capture_content": flag, "capture_days": whole(1, 30)}
 TENANT_CHECKS: Mapping[str, Check] = {
     **CHECKS,
     **CAPTURE_CHECKS,
@@ -55,16 +55,24 @@ def create_tenant(
 def set_limits(actor: Actor, tenant: Tenant, values: Mapping[str, Any]) -> Tenant:
     """Set limits, queue share and class of a tenant, and whether its contents are kept; what is not named stays.
 
-    Contents are the tenant's own: its owners decide about them too. Raises NotAllowed, or Refused with the field.
+    Contents are the tenant's own: its owners decide about them and no platform admin does, but for whoever runs
+    commands on the machine. Raises NotAllowed, or Refused with the field.
     """
-    if not actor.is_admin and (set(values) - set(CAPTURE_CHECKS) or not may_manage(actor, tenant)):
+    if not actor.is_admin and set(values) - set(CAPTURE_CHECKS):
         raise NotAllowed("Only platform admins can change a tenant's limits.")
     found = checked(TENANT_CHECKS, values)
     tenant = Tenant.objects.select_for_update().get(pk=tenant.pk)
+    if any(getattr(tenant, name) != found.get(name, getattr(tenant, name)) for name in CAPTURE_CHECKS):
+        _owners_only(actor, tenant)
     changed = change(tenant, found)
     if changed:
         record(actor, "tenant.limits", tenant, tenant.id, **changed)
     return tenant
+
+
+def _owners_only(actor: Actor, tenant: Tenant) -> None:
+    if actor.user is not None and not is_owner(actor, tenant):
+        raise NotAllowed("Only a tenant's owners can decide whether its prompts and answers are kept.")
 
 
 def tenant_facts(tenant: Tenant) -> dict[str, Any]:
@@ -123,6 +131,9 @@ def remove_member(actor: Actor, membership: Membership) -> None:
 
 def may_manage(actor: Actor, tenant: Tenant) -> bool:
     """Whether the actor may create and revoke this tenant's keys: admins and the tenant's owners."""
-    if actor.is_admin:
-        return True
+    return actor.is_admin or is_owner(actor, tenant)
+
+
+def is_owner(actor: Actor, tenant: Tenant) -> bool:
+    """Whether the actor is an owner of this tenant."""
     return Membership.objects.filter(tenant=tenant, user=actor.user, role=Membership.Role.OWNER).exists()

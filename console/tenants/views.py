@@ -10,6 +10,7 @@ from django.db.models import Count, Q
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
+from django.utils.http import urlencode
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_GET, require_POST
 
@@ -22,6 +23,7 @@ from console.keys.queries import limit_fields, limit_rows
 from console.tenants import actions
 from console.tenants.limits import Priority
 from console.tenants.models import Membership, Tenant
+from console.tenants.queries import visible_tenants
 
 
 @require_GET
@@ -84,6 +86,20 @@ def limits(request: HttpRequest, name: str) -> HttpResponse:
     else:
         messages.success(request, _("The limits are saved. Gateways know them within a second."))
     return redirect("tenant", name=found.name)
+
+
+@require_POST
+def capture(request: HttpRequest, name: str) -> HttpResponse:
+    """Decide whether a tenant's prompts and answers are kept, and for how long: its owners do."""
+    found = get_object_or_404(visible_tenants(request.user), name=name)
+    values = {name: request.POST[name] for name in actions.CAPTURE_CHECKS if name in request.POST}
+    try:
+        actions.set_limits(actor_of(request), found, values)
+    except ConsoleError as error:
+        messages.error(request, str(error))
+    else:
+        messages.success(request, _("Saved. Gateways know it within a second."))
+    return redirect(f"{reverse('keys')}?{urlencode({'tenant': found.name})}")
 
 
 @require_POST

@@ -18,6 +18,8 @@ PUBLIC = {"login", "preferences", None}  # None: redirects without a name, the a
 POST_ONLY = {
     "key-limits",
     "tenant-limits",
+    "tenant-capture",
+    "request-content",
     "route-create",
     "route-rules",
     "route-target",
@@ -54,7 +56,8 @@ def arguments(world: World, request_id: str) -> dict[str, dict[str, Any]]:
         "tenant-remove-member": {"name": "borealis", "username": world.stranger.username}, "audit": {}, "docs": {}, "account": {}, "preferences": {}, "password": {},  # noqa: E501
         "login": {}, "logout": {},
         "key": {"key_id": world.foreign_key.id}, "key-limits": {"key_id": world.foreign_key.id},
-        "tenant-limits": {"name": "borealis"}, "routes": {}, "route-create": {},
+        "tenant-limits": {"name": "borealis"}, "tenant-capture": {"name": "borealis"},
+        "request-content": {"request_id": request_id}, "routes": {}, "route-create": {},
         **{name: {"route_id": Route.objects.get().id} for name in ("route", "route-rules", "route-target", "route-price", "api-route")},  # noqa: E501
         "api-routes": {}, "api-prices": {}, "api-tenant-limits": {"tenant_id": world.borealis.id},
         "api-key-limits": {"key_id": world.foreign_key.id},
