@@ -25,7 +25,6 @@ from console.errors import first_line
 from console.fleet import external, probe, reconcile
 from console.fleet.actions import ensure_replicas, move_replica
 from console.fleet.canary import Canaries
-from console.fleet.canary import Canaries
 from console.fleet.heartbeat import Heartbeats
 from console.fleet.lease import Lease
 from console.fleet.models import Deployment, Replica
@@ -53,7 +52,6 @@ class Controller:
         self._verifications: dict[UUID, probe.Verification] = {}
         self._endings: dict[UUID, threading.Thread] = {}
         self._checks = external.Checks(settings.ENV["EGRESS_ALLOW"])
-        self._canaries = Canaries()
         self._canaries = Canaries()
 
     def run(self, stop: threading.Event) -> None:
@@ -86,7 +84,7 @@ class Controller:
                     return
                 self._step_alone(replica)
         self._end_strangers(known)
-        self._canaries.look()
+        self._look_at_canaries()
 
     # -- one replica ------------------------------------------------------------------------------------------
 

@@ -81,15 +81,25 @@ class Where:
         return Where(f"{self.sql} AND {sql}", (*self.params, *params))
 
 
-def where(scope: Scope, window: Window, conditions: Sequence[Condition] = ()) -> Where:
-    """Scope and window first: they choose partitions and index. Names in conditions must be resolved to ids."""
+def where(scope: Scope, window: Window, conditions: Sequence[Condition] = (), shadows: bool = False) -> Where:
+    """Scope and window first: they choose partitions and index. Names in conditions must be resolved to ids.
+
+    Copies for shadow targets were sent by nobody: they are left out unless `shadows`, or a condition on the role.
+    """
     clause = Where("started_at >= %s AND started_at < %s", (window.start, window.end))
     if scope.tenant_ids is not None:
         clause = clause.and_("tenant_id = ANY(%s)", list(scope.tenant_ids))
+    if not (shadows or of_roles(conditions)):
+        clause = clause.and_("role <> 'shadow'")
     for condition in conditions:
         sql, params = _condition(condition)
         clause = clause.and_(f"NOT coalesce({sql}, false)" if condition.negated else sql, *params)
     return clause
+
+
+def of_roles(conditions: Sequence[Condition]) -> bool:
+    """Whether roles are asked for, and with them perhaps shadows."""
+    return any(condition.field == "role" for condition in conditions)
 
 
 def _condition(condition: Condition) -> tuple[str, tuple[Any, ...]]:
@@ -300,7 +310,7 @@ class Summary:
 
 def summary(scope: Scope, window: Window, conditions: Sequence[Condition]) -> Summary:
     """Count and percentiles over the newest CAP rows of the window."""
-    everything = where(scope, window)
+    everything = where(scope, window, shadows=of_roles(conditions))
     wanted = where(scope, window, conditions)
     extra = wanted.sql[len(everything.sql) :].removeprefix(" AND ") or "true"
     row = _fetch(
@@ -396,7 +406,7 @@ def record(scope: Scope, request_id: uuid.UUID) -> RequestRecord | None:
     at = windows.stamp(request_id)
     if at is None:
         return None
-    clause = where(scope, Window(at, at + _MS, "custom")).and_("id = %s", request_id)
+    clause = where(scope, Window(at, at + _MS, "custom"), shadows=True).and_("id = %s", request_id)
     found = _records(f"SELECT * FROM {_TABLE} WHERE {clause.sql}", clause.params)
     return found[0] if found else None
 
