@@ -54,7 +54,7 @@ def roll_back(
     if target is None or (target.weight, target.role) != (analysis.weight, analysis.role):
         return False
     changed = change(target, {"weight": 0})
-    record(actor, "route.rollback", target.route, deployment=target.deployment.name, reason=reason, **changed)
+    record(actor, "route.rollback", target.route, None, deployment=target.deployment.name, reason=reason, **changed)
     analysis.weight = 0  # as the target is now: the next share that it gets begins a new analysis
     analysis.save(update_fields=["weight"])
     conclude(analysis, State.ROLLED_BACK, reason, measures, now)
