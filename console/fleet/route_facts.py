@@ -4,18 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
-from console.fleet.models import Route
+from console.fleet.models import Route, RouteTarget
 from console.fleet.route_actions import ROUTE_CHECKS
 
 
 def route_facts(route: Route) -> dict[str, Any]:
-    """Its rules, its targets with weight and role, its fallbacks in their order."""
-    targets = route.targets.select_related("deployment")
+    """Its rules, its targets with weight, role and how a canary or shadow does, its fallbacks in their order."""
+    targets = route.targets.select_related("deployment", "analysis")
     fallbacks = route.fallbacks.select_related("deployment")
     return {
         "id": str(route.id),
         "name": route.name,
         **{name: getattr(route, name) for name in ROUTE_CHECKS},
-        "targets": [{"deployment": t.deployment.name, "weight": t.weight, "role": t.role} for t in targets],
+        "targets": [
+            {"deployment": t.deployment.name, "weight": t.weight, "role": t.role, **_analysis(t)} for t in targets
+        ],
         "fallbacks": [fallback.deployment.name for fallback in fallbacks],
     }
+
+
+def _analysis(target: RouteTarget) -> dict[str, Any]:
+    """Empty for a target that nobody judges."""
+    found = getattr(target, "analysis", None)
+    if found is None or target.role == RouteTarget.Role.STABLE:
+        return {}
+    told = {"state": found.state, "since": found.since.isoformat(), "reason": found.reason, "measures": found.measures}
+    return {"analysis": told}

@@ -9,7 +9,7 @@ from decimal import Decimal
 
 from django.utils.translation import gettext as _
 
-from console.fleet.models import Route, RouteTarget
+from console.fleet.models import Route, RouteTarget, TargetAnalysis
 from console.pricing.models import Price
 
 
@@ -21,6 +21,12 @@ class TargetRow:
     share: float
     at: float  # where its part of the bar begins, 0..1
     ready: int
+
+    @property
+    def analysis(self) -> TargetAnalysis | None:
+        """How a canary or shadow does; a stable target is what it is compared with."""
+        is_judged = self.target.role != RouteTarget.Role.STABLE
+        return getattr(self.target, "analysis", None) if is_judged else None
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from django.views.decorators.http import require_GET, require_POST
 from console.base.views import actor_of
 from console.errors import ConsoleError
 from console.fleet.models import Deployment, Replica, Route, RouteTarget
+from console.fleet.objectives import Objective, objectives
 from console.fleet.route_actions import (
     ROUTE_CHECKS,
     TARGET_CHECKS,
@@ -32,6 +33,9 @@ from console.fleet.route_actions import (
 from console.fleet.route_rows import RouteRow, objective_rows, rule_rows
 from console.pricing.actions import PRICE_CHECKS, set_price
 from console.pricing.queries import history
+from console.telemetry.queries import TooSlow, reading
+from console.telemetry.route_figures import Measured, measured
+from console.telemetry.windows import latest
 from console.tenants.models import Tenant
 
 
@@ -56,7 +60,7 @@ def route(request: HttpRequest, route_id: uuid.UUID) -> HttpResponse:
     """One route with everything that can be set."""
     _admins_only(request)
     found = get_object_or_404(
-        Route.objects.prefetch_related("targets__deployment", "fallbacks__deployment"), pk=route_id
+        Route.objects.prefetch_related("targets__deployment", "targets__analysis", "fallbacks__deployment"), pk=route_id
     )
     versions = history([found.name])
     context = {
@@ -64,6 +68,7 @@ def route(request: HttpRequest, route_id: uuid.UUID) -> HttpResponse:
         "route": found,
         "rules": rule_rows(found),
         "objectives": objective_rows(found),
+        "attained": _attained(found),
         "policies": Route.Policy.choices,
         "roles": RouteTarget.Role.choices,
         "deployments": Deployment.objects.all(),
@@ -147,6 +152,19 @@ def _act(request: HttpRequest, route_id: uuid.UUID, act: Callable[[Route], None]
 
 def _given(request: HttpRequest, names: Any) -> dict[str, Any]:
     return {name: request.POST[name] for name in names if name in request.POST}
+
+
+def _attained(found: Route) -> list[Objective] | None:
+    """The objectives as they were kept; None where the database needs too long to tell."""
+    try:
+        with reading():
+            return objectives(found, [(key, _measured(found, key)) for key in ("1h", "24h")])
+    except TooSlow:
+        return None
+
+
+def _measured(found: Route, key: str) -> Measured:
+    return measured(found.name, latest(key), found.objective_ttft_p99_ms, found.objective_itl_p99_ms)
 
 
 def _ready() -> dict[uuid.UUID, int]:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+import uuid
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from datetime import timedelta
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
+from django.core.management import call_command
 from django.utils import timezone
 
 from console.audit.actions import COMMAND_LINE
@@ -21,8 +24,15 @@ from console.base.models import SnapshotVersion
 from console.fleet import canary
 from console.fleet.actions import ensure_replicas, move_replica
 from console.fleet.models import Deployment, Replica, Route, RouteTarget, TargetAnalysis, Transition
+from console.fleet.objectives import budget_left, objectives
 from console.fleet.route_actions import set_route, set_target
+from console.fleet.route_facts import route_facts
+from console.telemetry import filters, queries
+from console.telemetry.route_figures import measured
+from console.telemetry.scope import Scope
+from console.telemetry.windows import latest
 from serving.port import Settled, Target
+from tests.console.test_pages import signed_in
 from tests.e2e.world import World, deliver, settled
 from tests.e2e.world import world as world
 from tests.serving.conftest import chat
@@ -226,3 +236,71 @@ def test_behind_a_gateway_a_bad_canary_is_rolled_back_and_a_good_one_passes(worl
             assert not fails or {each.record.attempts for each in last} == {1}
         finally:
             runner.run(stack_of.aclose())
+
+
+# ---- what people see -----------------------------------------------------------------------------------------------
+
+
+def test_the_route_page_and_the_command_tell_how_a_canary_does(house: House) -> None:
+    house.saw(60, house.stable, "stable")
+    house.saw(12, house.other, "canary", outcome="error", status=502)
+    analysis = house.look()
+    page = signed_in(house.world.admin).get(f"/routes/{house.route.id}/").content.decode()
+    assert "rolled back" in page and analysis.reason in page and "evidence against it" in page
+    out = StringIO()
+    call_command("route", "show", house.route.name, stdout=out)
+    assert f"next  canary 0  rolled_back since {analysis.since.isoformat()}: {analysis.reason}" in out.getvalue()
+    stable, other = route_facts(house.route)["targets"]
+    assert "analysis" not in stable and other["analysis"]["measures"] == analysis.measures
+
+
+def test_objectives_are_measured_with_the_budget_that_is_left(house: House) -> None:
+    set_route(COMMAND_LINE, house.route, {"objective_availability": 0.9, "objective_ttft_p99_ms": 250})
+    house.saw(95, house.stable, "stable", itl_p50_us=20_000, itl_p99_us=50_000)
+    house.saw(4, house.stable, "stable", outcome="error", status=502, ttft_us=None, itl_p50_us=None, itl_p99_us=None)
+    house.saw(1, house.stable, "", outcome="rejected", status=503, ttft_us=None, itl_p50_us=None, itl_p99_us=None)
+    house.saw(30, house.stable, "", outcome="rejected", status=429, ttft_us=None, itl_p50_us=None, itl_p99_us=None)
+    house.saw(50, house.other, "shadow", outcome="error", status=502, ttft_us=9_000_000)
+    house.saw(5, house.stable, "stable", age=7200, ttft_us=300_000, itl_p50_us=20_000, itl_p99_us=50_000)
+    route = Route.objects.get()
+    found = [(key, measured(route.name, latest(key), 250.0, None)) for key in ("1h", "24h")]
+    availability, ttft, itl, jitter = objectives(route, found)
+    hour, day = availability.attained
+    assert (hour.value, hour.requests, hour.kept) == (pytest.approx(0.95), 100, True)
+    assert hour.budget_left == pytest.approx(0.5) and day.requests == 105
+    assert (ttft.attained[0].kept, ttft.attained[0].budget_left) == (True, 1.0)
+    assert ttft.attained[1].kept is False and ttft.attained[1].budget_left == pytest.approx(1 - 5 / 1.0)
+    assert (itl.attained[0].value, itl.attained[0].kept) == (50.0, None)
+    assert jitter.attained[0].value == pytest.approx(2.5)
+    page = signed_in(house.world.admin).get(f"/routes/{route.id}/").content.decode()
+    assert "50 % of the error budget left" in page and "-400 % of the error budget left" in page
+
+
+@pytest.mark.parametrize(
+    ("requests", "bad", "allowed", "left"),
+    [(100, 0, 0.01, 1.0), (100, 1, 0.01, 0.0), (100, 3, 0.01, -2.0), (100, 0, 0.0, 1.0), (100, 2, 0.0, -2.0)],
+)
+def test_an_error_budget(requests: int, bad: int, allowed: float, left: float) -> None:
+    assert budget_left(requests, bad, allowed) == pytest.approx(left)
+
+
+def test_copies_for_shadows_are_in_no_total(world: World) -> None:
+    deliver(settled(world.aurora, world.key, world.replica, role="stable"))
+    copy = settled(world.aurora, world.key, world.replica, role="shadow", ttft_us=9_000_000)
+    (shadow,) = deliver(msgspec.structs.replace(copy, usage=None))
+    everything, hour = Scope(None), latest("1h", timezone.now() + timedelta(seconds=2))
+    told = queries.traffic(everything, hour)
+    assert told.total.requests == sum(each.requests for each in told.slices) == 1
+    assert queries.rate(everything, timezone.now() + timedelta(seconds=2)).seen == 1
+    assert len(queries.slowest(everything, hour)) == len(queries.page(everything, hour).records) == 1
+    summary = queries.summary(everything, hour, ())
+    assert (summary.matching, summary.total) == (1, 1)
+    histogram = queries.histogram(everything, hour, ())
+    assert histogram is not None and sum(histogram.counts) == 1
+    assert [each.requests for each in queries.groups(everything, hour, (), "replica")] == [1]
+    assert sum(len(rows) for rows in queries.export(everything, hour, ())) == 1
+    assert measured("smollm2", hour, None, None).availability == (1, 0)
+    asked_for = filters.parse("role:shadow")
+    assert [str(each.id) for each in queries.page(everything, hour, asked_for).records] == [shadow]
+    assert queries.summary(everything, hour, asked_for).matching == 1
+    assert queries.record(everything, uuid.UUID(shadow)) is not None  # its page can still be opened

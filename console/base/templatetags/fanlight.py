@@ -406,14 +406,14 @@ def role_title(role: str) -> str:
 
 @register.filter
 def state_css(state: str) -> str:
-    """The class of a replica's, model's or key's state."""
-    good = {"ready", "active", "registered"}
-    busy = {"pending", "starting", "loading", "verifying", "draining", "fetching"}
+    """The class of a replica's, model's, key's or canary's state."""
+    good = {"ready", "active", "registered", "passed"}
+    busy = {"pending", "starting", "loading", "verifying", "draining", "fetching", "running"}
     if state in good:
         return "good"
     if state in busy:
         return "busy"
-    return "bad" if state in {"failed", "hung", "refused"} else "idle"
+    return "bad" if state in {"failed", "hung", "refused", "failing", "rolled_back"} else "idle"
 
 
 @register.filter
@@ -434,6 +434,10 @@ def state_title(state: str) -> str:
         "active": _("active"),
         "expired": _("expired"),
         "revoked": _("revoked"),
+        "running": _("not decided yet"),
+        "passed": _("passed"),
+        "failing": _("worse than stable"),
+        "rolled_back": _("rolled back"),
     }.get(state, state)
 
 

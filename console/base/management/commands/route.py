@@ -109,4 +109,10 @@ def _fallbacks(route: Route, options: dict[str, Any]) -> None:
 
 def _readable(facts: dict[str, Any]) -> str:
     lines = [f"{name}  {'none' if value is None else value}" for name, value in facts.items() if name != "targets"]
-    return "\n".join([*lines, *(f"target  {t['deployment']}  {t['role']} {t['weight']}" for t in facts["targets"])])
+    return "\n".join([*lines, *map(_target, facts["targets"])])
+
+
+def _target(target: dict[str, Any]) -> str:
+    line = f"target  {target['deployment']}  {target['role']} {target['weight']}"
+    analysis = target.get("analysis")
+    return f"{line}  {analysis['state']} since {analysis['since']}: {analysis['reason']}" if analysis else line
