@@ -61,6 +61,7 @@ bench-shared: $(VENV)/.dev ## Limits, queue and slots over two gateway processes
 soak: $(VENV)/.dev ## Long runs (ARGS='--scale 0.01' for a short one)
 	$(BIN)/python bench/engine_soak.py $(ARGS)
 	$(BIN)/python bench/soak.py $(ARGS)
+	$(BIN)/python bench/gateway_faults.py $(ARGS)
 
 lock: $(VENV)/.dev ## Pin what is installed now into the lock files
 	@deploy/lock.sh

@@ -34,6 +34,8 @@ class Upstream:
         self._server.close()
         for writer in list(self._open):
             writer.transport.abort()
+        while self.held:
+            await asyncio.sleep(0.01)
         await self._server.wait_closed()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -42,49 +44,49 @@ class Upstream:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
                 length = next(int(line[15:]) for line in head.lower().split(b"\r\n") if line[:15] == b"content-length:")
-                await self._answer(json.loads(await reader.readexactly(length)), writer)
+                await self.answer(json.loads(await reader.readexactly(length)), writer)
         self._open.discard(writer)
         writer.close()
 
-    async def _answer(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+    async def answer(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        """One answer; raise ConnectionError to hang up."""
         self.held += 1
         self.most = max(self.most, self.held)
         try:
             await asyncio.sleep(self.delay_s)
             if writer.transport.is_closing():
                 raise ConnectionResetError
-            for part in _streamed() if body.get("stream") else _whole():
-                writer.write(part)
+            writer.write(b"".join(streamed() if body.get("stream") else whole()))
             await writer.drain()
             self.served.append((time.monotonic(), str(body["messages"][-1]["content"])))
         finally:
             self.held -= 1
 
 
-def _usage() -> dict[str, Any]:
+def usage() -> dict[str, Any]:
     total = PROMPT_TOKENS + len(WORDS)
     return {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": len(WORDS), "total_tokens": total}
 
 
-def _whole() -> Iterator[bytes]:
+def whole() -> Iterator[bytes]:
     message = {"role": "assistant", "content": "".join(WORDS)}
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
-    body = json.dumps({"id": "x", "object": "chat.completion", "choices": [choice], "usage": _usage()}).encode()
+    body = json.dumps({"id": "x", "object": "chat.completion", "choices": [choice], "usage": usage()}).encode()
     yield b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
 
 
-def _streamed() -> Iterator[bytes]:
+def streamed() -> Iterator[bytes]:
     yield b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
     for word in WORDS:
-        yield _event({"choices": [{"index": 0, "delta": {"content": word}, "finish_reason": None}]})
-    yield _event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
-    yield _event({"choices": [], "usage": _usage()})
-    yield _framed(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+        yield event({"choices": [{"index": 0, "delta": {"content": word}, "finish_reason": None}]})
+    yield event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+    yield event({"choices": [], "usage": usage()})
+    yield framed(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 
 
-def _event(value: dict[str, Any]) -> bytes:
-    return _framed(b"data: " + json.dumps(value).encode() + b"\n\n")
+def event(value: dict[str, Any]) -> bytes:
+    return framed(b"data: " + json.dumps(value).encode() + b"\n\n")
 
 
-def _framed(data: bytes) -> bytes:
+def framed(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
