@@ -149,6 +149,11 @@ def inference() -> Inference:
     return _serving.gateway.inference
 
 
+def alone() -> bool:
+    """Whether this process's gateway counts limits by itself because Valkey is away; False where there is none."""
+    return _serving is not None and _serving.gateway.alone
+
+
 def playground_principal(user: User, tenant_id: UUID | str) -> Principal:
     """In whose name a person's playground requests run. Uses the database: call it from a thread.
 

@@ -82,6 +82,11 @@ class Gateway:
         self._pipeline: Pipeline | None = None
         self._tending: asyncio.Task[None] | None = None
 
+    @property
+    def alone(self) -> bool:
+        """Whether Valkey is away, so that limits are this process's share."""
+        return self._coordinator.alone
+
     async def startup(self) -> None:
         """Open the journal and begin to serve. Call it after any fork."""
         settings = self._settings

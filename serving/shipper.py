@@ -223,11 +223,19 @@ class Shipper:
             self._sink.write(batch)
         except RecordRefused as refused:
             if len(batch) == 1:
-                self._set_aside(batch[0], refused)
+                self._without_content_or_aside(batch[0], refused)
                 return
             middle = len(batch) // 2
             self._deliver(batch[:middle])
             self._deliver(batch[middle:])
+
+    def _without_content_or_aside(self, entry: Settled, refused: RecordRefused) -> None:
+        """Words may be what is refused, and where records are set aside nobody deletes them in time."""
+        if entry.content is None:
+            self._set_aside(entry, refused)
+        else:
+            log.warning("shipper: the words of %s are not kept: the record is refused with them", entry.record.id)
+            self._deliver([msgspec.structs.replace(entry, content=None)])
 
     def _set_aside(self, entry: Settled, refused: RecordRefused) -> None:
         log.error("shipper: record %s is refused for good (%s): kept in %s", entry.record.id, refused, REFUSED)

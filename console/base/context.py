@@ -91,6 +91,7 @@ def _words() -> dict[str, str]:
         "polling": _("Polling"),
         "idle": _("idle"),
         "waiting": _("waiting"),
+        "queued": _("waiting, place {place} of {of}"),
         "streaming": _("streaming"),
         "stopped": _("stopped"),
         "failed": _("failed"),

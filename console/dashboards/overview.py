@@ -11,6 +11,7 @@ from django.template.loader import render_to_string
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from console import contract
 from console.base.templatetags.fanlight import state_title
 from console.fleet import live
 from console.fleet.models import Replica, Route, Transition
@@ -20,7 +21,7 @@ from console.telemetry.models import RequestRecord
 from console.telemetry.scope import Scope
 from console.telemetry.trace import layer_title, of_record
 
-PARTS = ("verdict", "figures", "replicas", "slow", "transitions")
+PARTS = ("notice", "verdict", "figures", "replicas", "slow", "transitions")
 QUERY_MS = 4_000
 _SPEAKING = {Replica.State.VERIFYING, Replica.State.READY, Replica.State.HUNG, Replica.State.DRAINING}
 
@@ -67,6 +68,7 @@ class Snapshot:
     routes: list[tuple[str, int]]  # public name, ready replicas behind it
     transitions: list[Transition]
     window: windows.Window
+    alone: bool  # Valkey is away: this process's gateway counts limits by itself
 
     @property
     def kv_usage(self) -> float | None:
@@ -106,6 +108,7 @@ def take(scope: Scope, key: str, now: datetime | None = None) -> Snapshot:
         routes,
         transitions,
         window,
+        contract.alone(),
     )
 
 

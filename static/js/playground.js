@@ -166,6 +166,8 @@ function start(setup) {
           trace.href = `/requests/${frame.request_id}/`;
           trace.classList.remove("shut");
         }
+        if (frame.type === "queued") state(say("queued", { place: num(frame.position), of: num(frame.depth) }), "warn");
+        if (frame.type === "started") state(say("waiting"), "");
         if (frame.text) {
           const stick = said.scrollHeight - said.scrollTop - said.clientHeight < 40;
           current += frame.text;

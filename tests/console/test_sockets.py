@@ -77,11 +77,14 @@ class FakeInference:
         self.pieces, self.pause, self.error = pieces, pause, error
         self.asked: list[tuple[Principal, dict[str, Any]]] = []
         self.closed = 0
+        self.queued = 0  # its place, when it has to wait
 
     async def chat(self, principal: Principal, body: dict[str, Any]) -> AsyncIterator[Delta]:
         self.asked.append((principal, body))
         same = {"request_id": "0190-id", "prompt_tokens": 10, "cached_tokens": 4}
         try:
+            if self.queued:
+                yield Delta(kind="queued", request_id="0190-id", position=self.queued, depth=12)
             yield Delta(kind="started", request_id="0190-id")
             if self.error is not None:
                 yield self.error
@@ -263,6 +266,15 @@ async def test_an_answer_streams_with_its_figures(shared_world: World, inference
     assert (principal.source, principal.tenant_id) == ("playground", str(shared_world.aurora.id))
     assert body == {"model": "smollm2", "messages": SEND["messages"], "stream": True, "temperature": 0, "seed": 7}
     assert inference.closed == 1
+    await ws.disconnect()
+
+
+async def test_who_waits_is_told_the_place(shared_world: World, inference: FakeInference) -> None:
+    inference.queued = 3
+    ws = await opened(shared_world, shared_world.member)
+    await ws.send_to(json.dumps(SEND))
+    first, second = (await frames_until(ws, "done"))[:2]
+    assert (first["type"], first["position"], first["depth"], second["type"]) == ("queued", 3, 12, "started")
     await ws.disconnect()
 
 

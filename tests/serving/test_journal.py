@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 
 from serving import journal
 from serving.journal import Journal, Opened
-from serving.port import RecordRefused, RequestDetail, RequestRecord, Settled, UsageRecord
+from serving.port import RecordRefused, RequestContent, RequestDetail, RequestRecord, Settled, UsageRecord
 from serving.shipper import REFUSED, Shipper
 from tests.serving.conftest import chat
 from tests.serving.fakes import PRICE, PROMPT_TOKENS, WORDS, Stack
@@ -179,6 +180,25 @@ def test_a_record_that_is_refused_for_good_does_not_hold_up_the_others(root: Pat
     kept = [record.entry for record in journal.read(root / REFUSED)]
     assert {entry.record.id for entry in kept if isinstance(entry, Settled)} == bad
     assert journal.directories(root) == []
+    shipper.close()
+
+
+def test_words_that_are_refused_do_not_take_their_record_along(root: Path) -> None:
+    class Wordless(Ledger):
+        def write(self, batch: Sequence[Settled]) -> None:
+            if any(entry.content for entry in batch):
+                raise RecordRefused("DataError")
+            super().write(batch)
+
+    writer, request_id = Journal(root, "test-1", 8), new_id()
+    entry = settled(request_id)
+    words = RequestContent(id=request_id, started_at=entry.record.started_at, tenant_id="t")
+    writer.settle(msgspec.structs.replace(entry, content=words), None)
+    writer.close()
+    ledger = Wordless()
+    shipper = Shipper(root, ledger)
+    assert shipper.run_once() == 1
+    assert list(ledger.rows) == [request_id] and not (root / REFUSED).exists()
     shipper.close()
 
 

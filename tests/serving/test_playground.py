@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 from serving.port import Delta
 from tests.serving.conftest import chat
-from tests.serving.fakes import PROMPT_TOKENS, WORDS, EngineCall, Stack, breaks, endless, principal
+from tests.serving.fakes import PROMPT_TOKENS, WORDS, EngineCall, Stack, breaks, endless, principal, running
 
 PLAYER = principal(source="playground", key_id="playground")
 
@@ -91,3 +92,22 @@ async def test_a_broken_engine_ends_with_an_error_delta(stack: Stack) -> None:
     stack.engine.script = breaks
     *_, text, error = await everything(stack)
     assert (text.text, error.kind, error.status) == ("some", "error", 502)
+
+
+async def test_who_has_to_wait_is_told_the_place(root: Path) -> None:
+    async def held(call: EngineCall) -> None:
+        await go.wait()
+        await call.say()
+
+    go = asyncio.Event()
+    async with running(root, replica_changes={"max_num_seqs": 1}) as stack:
+        stack.engine.script = held
+        first = asyncio.create_task(everything(stack))
+        await stack.engine.call()
+        waiting = stack.gateway.inference.chat(PLAYER, chat())
+        place = await anext(waiting)
+        assert (place.kind, place.position, place.depth) == ("queued", 1, 1)
+        go.set()
+        rest = [delta async for delta in waiting]
+        assert (rest[0].kind, rest[-1].kind) == ("started", "done")
+        assert (await first)[-1].kind == "done"
