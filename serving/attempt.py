@@ -42,8 +42,8 @@ class Attempt:
             raise TransportFault("The engine's stream ended before its answer did.")
         return relay
 
-    async def whole(self, secret: bytes) -> Reply:
-        """Get the answer in one piece. Raises what went wrong."""
+    async def whole(self, slots: SlotTable, secret: bytes) -> Reply:
+        """Get the answer in one piece, noted in `slots` before the client gets it. Raises what went wrong."""
         assert self._dialect.whole is not None
         try:
             body = await self._exchange(None, secret)
@@ -62,7 +62,14 @@ class Attempt:
         self._request.counts.relayed = reply.heard
         if reply.usage is not None:
             self._request.counts.take(reply.usage, reply.usage.completion_tokens or 0)
+        self._note(slots)
         return reply
+
+    def _note(self, slots: SlotTable) -> None:
+        """Note what the answer comes to where it outlives this process: a kill from here on still bills it."""
+        request, counts = self._request, self._request.counts
+        if request.slot is not None:
+            slots.update(request.slot, request.arrival.uuid, counts.prompt, counts.cached, counts.generated)
 
     def abort(self) -> None:
         """Close the connection, which is how an engine learns to stop."""

@@ -293,7 +293,7 @@ class Run:
         if dialect.whole is not None and (in_one_piece or not dialect.generates):
             assert self._watch is not None
             self._watch.expects_tokens = False
-            reply = await attempt.whole(secret)
+            reply = await attempt.whole(pipeline.journal.slots, secret)
             await self._engine_ended(replica, reply.finish_reason)
             await self._caller.deliver(reply.body, request)
         else:

@@ -160,8 +160,9 @@ def client_of(stack: Stack, key: str) -> httpx.AsyncClient:
 
 
 @contextlib.asynccontextmanager
-async def prepared(root: Path, row: Row, kind: str, stream: bool) -> AsyncIterator[Play]:
-    settings: dict[str, Any] = {"drain_s": 0.0} if row.how == "stop" else {}
+async def prepared(root: Path, row: Row, kind: str, stream: bool, **settings: Any) -> AsyncIterator[Play]:
+    if row.how == "stop":
+        settings["drain_s"] = 0.0
     if row.how == "unread":
         settings["unsent_bytes_limit"] = 200_000
     async with engine_of(kind, root) as (engine, replica), running(root, route_changes=row.route, **settings) as stack:
@@ -259,6 +260,36 @@ async def test_the_price_is_the_one_at_admission(root: Path, kind: str, stream: 
         (entry,) = await play.entries()
         billed_as(entry, play.expected)
         assert entry.usage is not None and entry.usage.price_version == PRICE.version
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("kind", WIRES)
+async def test_a_gateway_killed_after_the_last_byte_bills_all(
+    root: Path, kind: str, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = next(row for row in ROWS if row.name == "finished")
+    asked_to_settle, go_on = asyncio.Event(), asyncio.Event()
+
+    async def pause(phase: str) -> None:
+        if phase == "settle":
+            asked_to_settle.set()
+            await go_on.wait()
+
+    async with prepared(root, row, kind, stream, fault_delays={"settle": 1.0}) as play:
+        monkeypatch.setattr(play.pipeline, "pause", pause)
+        asked = asyncio.create_task(play())
+        await asyncio.wait_for(asked_to_settle.wait(), 10)
+        play._copy_journal()
+        go_on.set()
+        await asked
+        killed = play.stack.settings.journal_root.with_name("killed")
+        ledger = Ledger()
+        shipper = Shipper(killed, ledger)
+        shipper.run_once()
+        shipper.close()
+        (entry,) = ledger.rows.values()
+        assert entry.record.outcome == "gateway_lost"
+        billed_as(entry, play.expected)
 
 
 def table(heading: str) -> list[list[str]]:
