@@ -198,8 +198,12 @@ class Day:
         if workers:
             os.kill(self.source.choice(workers), signal.SIGKILL)
 
+    def _pid(self, name: str) -> int:
+        """Of a server, once it is there again after the fault before."""
+        return int(eventually(lambda: self.stack.pid(name), 20, TypeError))
+
     def _kill_valkey(self) -> None:
-        os.kill(self.stack.pid("valkey"), signal.SIGKILL)
+        os.kill(self._pid("valkey"), signal.SIGKILL)
 
     def _stop_valkey(self) -> None:
         self._stopped("valkey", 0.6)
@@ -208,7 +212,7 @@ class Day:
         self._stopped("postgres", 1.5)
 
     def _stopped(self, name: str, seconds: float) -> None:
-        process = psutil.Process(self.stack.pid(name))
+        process = psutil.Process(self._pid(name))
         every = [process, *process.children(recursive=True)]
         for each in every:
             each.suspend()
