@@ -194,6 +194,7 @@ class Journal:
         self._stopping.set()
         self._dirty.set()
         self._syncer.join()
+        self._sync()  # what came while the thread was at its last one
         os.close(self._descriptor)
         self.slots.close()
         os.close(self._lock)

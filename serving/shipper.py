@@ -65,9 +65,15 @@ class Tail:
                     taken.append(record.entry)
                     if len(taken) >= limit:
                         return taken
-            if index + 1 < len(paths) and self._next.offset < path.stat().st_size:
-                log.warning("journal: %s has a torn tail, skipped", path)
+            if index + 1 < len(paths):
+                self._tell_skipped(path)
         return taken
+
+    def _tell_skipped(self, path: Path) -> None:
+        """A segment that will not grow any more has been read as far as it can be."""
+        rest = path.stat().st_size - self._next.offset
+        if rest > 0:
+            log.error("journal: %s is damaged: %d bytes from byte %d on are skipped", path, rest, self._next.offset)
 
     def commit(self) -> None:
         """What `take` returned has been delivered: remember it, and delete the segments that nobody needs."""
@@ -101,6 +107,9 @@ class Tail:
 
     def lost(self) -> list[Settled]:
         """What its dead gateway left unsettled."""
+        for path in journal.segments(self.directory)[-1:]:
+            if path.name == self._next.segment:
+                self._tell_skipped(path)
         slots = journal.read_slots(self.directory / "slots")
         return [_lost(entry, slots) for entry in self.open.values()]
 
