@@ -1,4 +1,4 @@
-"""Limits of keys and tenants at the gateway: each one, streaming and not, named when it refuses and given back after."""
+"""Limits of keys and tenants at the gateway: each one, streaming and not, named when it refuses, given back after."""
 
 from __future__ import annotations
 
