@@ -245,6 +245,16 @@ async def test_each_way_to_end(root: Path, row: Row, kind: str, stream: bool) ->
         nothing_is_held(play, entry.usage.cost)
 
 
+@pytest.mark.parametrize(("stream", "tokens"), [(True, 3), (False, 1)])
+async def test_an_endpoint_that_tells_no_usage_is_billed_by_what_came(root: Path, stream: bool, tokens: int) -> None:
+    row = next(row for row in ROWS if row.name == "finished, no usage told")
+    async with prepared(root, row, "external", stream) as play:
+        await play()
+        (entry,) = await play.entries()
+        billed_as(entry, Billed(completion=tokens))
+        assert entry.detail.engine["usage_reported"] is False
+
+
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("kind", WIRES)
 async def test_the_price_is_the_one_at_admission(root: Path, kind: str, stream: bool) -> None:
