@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import logging
 import time
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from uuid import UUID
 
 import msgspec
+from django.db.models import Q, QuerySet
 from django.utils import timezone
 
-from console.fleet.canary_actions import State, begin, conclude, roll_back
+from console.fleet.canary_actions import State, begin, conclude, roll_back, suspend
 from console.fleet.models import Replica, Route, RouteTarget, TargetAnalysis
 from console.telemetry.queries import TooSlow, reading
 from console.telemetry.route_figures import TargetCounts, target_counts
@@ -44,7 +45,7 @@ class Canaries:
         if began < self._due:
             return
         try:
-            for route in Route.objects.filter(targets__in=_judged()).distinct():
+            for route in Route.objects.filter(pk__in=_judged()):
                 look_at(route)
         finally:
             ended = time.monotonic()
@@ -56,9 +57,11 @@ def look_at(route: Route, now: datetime | None = None) -> None:
     now = now or timezone.now()
     targets = list(route.targets.select_related("route", "deployment", "analysis"))
     for target in targets:
-        if target.role == Role.STABLE or not target.weight:
-            continue
         analysis = getattr(target, "analysis", None)
+        if target.role == Role.STABLE or not target.weight:
+            if analysis is not None and analysis.weight:
+                suspend(analysis)
+            continue
         if analysis is None or (analysis.weight, analysis.role) != (target.weight, target.role):
             begin(target, now)
             continue
@@ -106,7 +109,7 @@ def objectives_of(route: Route) -> Objectives:
     return Objectives(**{name: getattr(route, f"objective_{name}") for name in Objectives.__struct_fields__})
 
 
-def _together(counts: Mapping[uuid.UUID, TargetCounts], deployments: Iterable[uuid.UUID]) -> canary.Observed:
+def _together(counts: Mapping[UUID, TargetCounts], deployments: Iterable[UUID]) -> canary.Observed:
     found = [counts.get(each, TargetCounts()) for each in deployments]
 
     def total(name: str) -> tuple[int, int]:
@@ -121,5 +124,7 @@ def _can_take_over(stable: Sequence[RouteTarget]) -> bool:
     return Replica.objects.filter(deployment__in=deployments, state=Replica.State.READY).exists()
 
 
-def _judged() -> Iterable[RouteTarget]:
-    return RouteTarget.objects.exclude(role=Role.STABLE).filter(weight__gt=0)
+def _judged() -> QuerySet[RouteTarget, UUID]:
+    """Routes with a canary or shadow that gets requests, or with one that has just stopped to."""
+    gets = ~Q(role=Role.STABLE) & Q(weight__gt=0)
+    return RouteTarget.objects.filter(gets | Q(analysis__weight__gt=0)).values_list("route_id", flat=True)

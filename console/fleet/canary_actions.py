@@ -61,6 +61,12 @@ def roll_back(
     return True
 
 
+def suspend(analysis: TargetAnalysis) -> None:
+    """Its target gets no requests of its own any more: when it does again, even by the same weight, all begins anew."""
+    analysis.weight = 0
+    analysis.save(update_fields=["weight"])
+
+
 def _note(target: RouteTarget, old: str, new: str, reason: str, **details: Any) -> None:
     Transition.objects.create(
         subject_type="route",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import tempfile
 import uuid
 from collections.abc import Sequence
@@ -172,6 +173,30 @@ def test_a_weight_that_somebody_changed_meanwhile_is_left_alone(house: House) ->
     assert not canary.roll_back(analysis, "late", [], timezone.now())
     house.target.refresh_from_db()
     assert house.target.weight == 20
+
+
+@pytest.mark.parametrize("pause", [{"weight": 0}, {"role": "stable"}])
+def test_the_same_weight_after_a_pause_begins_anew(house: House, pause: dict[str, Any]) -> None:
+    began = TargetAnalysis.objects.get().since
+    set_target(COMMAND_LINE, house.route, house.other.deployment, pause)
+    canary.Canaries().look()
+    assert TargetAnalysis.objects.get().since == began
+    set_target(COMMAND_LINE, house.route, house.other.deployment, {"weight": 10, "role": "canary"})
+    canary.Canaries().look()
+    assert TargetAnalysis.objects.get().since > began
+
+
+def test_the_controller_looks_at_every_route_and_not_at_every_tick(house: House) -> None:
+    house.saw(60, house.stable, "stable")
+    house.saw(12, house.other, "canary", outcome="error", status=502)
+    canaries = canary.Canaries()
+    canaries.look()
+    house.target.refresh_from_db()
+    assert house.target.weight == 0
+    canaries._due = math.inf
+    set_target(COMMAND_LINE, house.route, house.other.deployment, {"weight": 10})
+    canaries.look()
+    assert TargetAnalysis.objects.get().state == State.ROLLED_BACK
 
 
 # ---- a whole gateway and two engines -------------------------------------------------------------------------------
