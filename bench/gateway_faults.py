@@ -30,6 +30,7 @@ import aiohttp
 import psutil
 
 from bench.gateway_limits import MODEL, served
+from bench.gateway_processes import rss_mib
 from bench.gateway_queue import gateway_processes
 from bench.stack import Stack, eventually, free_port, now, scrape
 from bench.upstream import Upstream, event, framed, streamed
@@ -111,7 +112,7 @@ class Told:
 
     request_id: str = ""
     status: int = 0
-    text: str = ""
+    pieces: int = 0  # of text, as they came; an answer in one piece counts as one
     billed: int | None = None  # completion tokens, as the answer itself told
     left: bool = False
 
@@ -132,7 +133,7 @@ async def ask(session: aiohttp.ClientSession, url: str, key: str, source: random
             if not stream or response.status != 200:
                 answer = json.loads(await response.read())
                 if response.status == 200:
-                    told.text = answer["choices"][0]["message"]["content"]
+                    told.pieces = bool(answer["choices"][0]["message"]["content"])
                     told.billed = answer["usage"]["completion_tokens"]
                 return
             async for line in response.content:
@@ -155,7 +156,7 @@ def take(told: Told, chunk: dict[str, Any]) -> None:
     if chunk.get("usage"):
         told.billed = chunk["usage"]["completion_tokens"]
     for choice in chunk.get("choices", ()):
-        told.text += choice["delta"].get("content") or ""
+        told.pieces += bool(choice["delta"].get("content"))
 
 
 class Day:
@@ -285,7 +286,7 @@ def reckon(stack: Stack, day: Day, key_id: str, since: Any, fds: int, took: floa
         records = [record for record in stack.usage(since) if record["key_id"] == key_id]
     lines = Counter(record["request_id"] for record in records)
     billed = {record["request_id"]: record["completion_tokens"] for record in records}
-    short = [told for told in known if billed.get(told.request_id, 0) < (1 if told.text else 0)]
+    short = [told for told in known if billed.get(told.request_id, 0) < told.pieces]
     wrong = [told for told in known if told.billed is not None and billed.get(told.request_id) != told.billed]
 
     def at_rest() -> dict[str, Any] | None:
@@ -306,7 +307,7 @@ def reckon(stack: Stack, day: Day, key_id: str, since: Any, fds: int, took: floa
         "faults": dict(day.done), "statuses": dict(Counter(told.status for told in day.told)),
         "outcomes": dict(Counter(record["outcome"] for record in records)),
         "spent_in_valkey": use and use["budget_day"]["used"], "ledger": str(spent),
-        "fds": {"before": fds, "after": after},
+        "fds": {"before": fds, "after": after}, "rss_mib": [round(rss_mib(pid)) for pid in gateway_processes(stack)],
         "rules": {
             "each_known_request_has_one_line": all(lines[each] == 1 for each in ids),
             "no_line_twice": all(count == 1 for count in lines.values()),

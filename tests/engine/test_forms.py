@@ -99,6 +99,9 @@ def test_answers_to_random_schemas_are_valid_or_cut_prefixes(served: Served, str
 )
 def test_every_way_to_ask_for_a_form(served: Served, fields: dict[str, Any], check: Any) -> None:
     text, reason = told(create(served, **fields))
+    if reason == "length" and "max_tokens" in fields:  # nothing bounds an object without a schema but the tokens
+        assert is_json_prefix(text), text
+        return
     assert reason == "stop"
     assert check(text), text
 

@@ -17,11 +17,13 @@ ANSWER = (
 
 
 async def test_a_request_that_is_done_lets_go_of_a_connection_only_once(tmp_path: Path) -> None:
-    asked = asyncio.Queue[asyncio.StreamWriter]()
+    asked, over = asyncio.Queue[asyncio.StreamWriter](), asyncio.Event()
 
     async def engine(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while await reader.readline():
             await asked.put(writer)
+        writer.close()
+        over.set()
 
     engine_replica = replica(tmp_path / "engine.sock")
     server = await asyncio.start_unix_server(engine, engine_replica.uds)
@@ -39,6 +41,7 @@ async def test_a_request_that_is_done_lets_go_of_a_connection_only_once(tmp_path
         first.abort()
         (await asked.get()).write(ANSWER)
         await second.done
-    channel.close()
+        channel.close()
+        await over.wait()
     server.close()
     await server.wait_closed()
