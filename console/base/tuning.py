@@ -6,7 +6,7 @@ import gc
 import sys
 
 SWITCH_INTERVAL_S = 0.0005  # a page being rendered holds the interpreter; a token should not wait a default interval
-_YOUNG, _MIDDLE, _OLD = 100_000, 20, 50
+_YOUNG, _MIDDLE, _OLD = 10_000, 20, 50
 
 
 def for_serving() -> None:
