@@ -10,8 +10,8 @@ import msgspec
 from serving.dialect import Reply
 from serving.errors import GatewayError, Header, UpstreamFailed
 from serving.exchange import Exchange
-from serving.metering import Billed, Counts, Usage
-from serving.port import GatewaySettings
+from serving.metering import Billed, Counts, Usage, billed
+from serving.port import GatewaySettings, Outcome
 from serving.request import Request
 from serving.stream import BROKEN, Outbox, Piece, merged_logprobs
 from serving.upstream import parse_choices
@@ -76,16 +76,16 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
         choices = parse_choices(told.choices)
         if not choices or any(choice.finish_reason in BROKEN for choice in choices):
             raise UpstreamFailed("The engine gave up on this request.")
-        usage = told.usage or Usage()
-        bill = Counts()
-        bill.take(usage, usage.completion_tokens or 0)
+        counts = Counts(relayed=sum(bool(choice.message) or bool(choice.text) for choice in choices))
+        if told.usage is not None:
+            counts.take(told.usage, told.usage.completion_tokens or 0)
         head = _opening(request, self, self.object)
-        tail = msgspec.json.encode(usage_json(Billed(bill.prompt, bill.cached, bill.completion, bill.reasoning)))
+        tail = msgspec.json.encode(usage_json(billed(Outcome.OK, counts, delivered=True)))
         return Reply(
             usage=told.usage,
             body=b"".join((head, told.choices, b',"usage":', tail, b"}")),
             finish_reason=choices[0].finish_reason or "",
-            heard=sum(bool(choice.message) or bool(choice.text) for choice in choices),
+            heard=counts.relayed,
         )
 
 

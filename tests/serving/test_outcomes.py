@@ -252,6 +252,7 @@ async def test_an_endpoint_that_tells_no_usage_is_billed_by_what_came(root: Path
         await play()
         (entry,) = await play.entries()
         billed_as(entry, Billed(completion=tokens))
+        was_told(play, entry)
         assert entry.detail.engine["usage_reported"] is False
 
 
