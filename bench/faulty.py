@@ -17,11 +17,11 @@ Fault = Callable[[dict[str, Any], asyncio.StreamWriter], Awaitable[None]]
 
 
 class Faulty(Upstream):
-    """`todo` holds faults by name: each is taken by one request, and counted in `happened` when it was."""
+    """`next` names the fault that the next request meets; it is counted in `happened` when one did."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(delay_s=0.005)
-        self.todo: list[str] = []
+        self.next = ""
         self.happened: Counter[str] = Counter()
         self._source = random.Random(seed)
         self.kinds: dict[str, Fault] = {
@@ -38,10 +38,10 @@ class Faulty(Upstream):
         }
 
     async def answer(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-        if not self.todo:
+        kind, self.next = self.next, ""
+        if not kind:
             await super().answer(body, writer)
             return
-        kind = self.todo.pop()
         self.happened[kind] += 1
         await self.kinds[kind](body, writer)
 

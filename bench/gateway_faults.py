@@ -30,7 +30,7 @@ import psutil
 
 from bench.asking import Told, ask
 from bench.faulty import Faulty
-from bench.gateway_limits import MODEL, _known, served
+from bench.gateway_limits import MODEL, known_to_both, served
 from bench.gateway_processes import rss_mib
 from bench.gateway_queue import gateway_processes
 from bench.reckoning import NOT_YET, reckon, settled_descriptors
@@ -45,6 +45,7 @@ PROCESS_FAULTS = (
 )  # fmt: skip
 PROCESS_SHARE = 0.08  # of all faults of the second part; the others are the endpoint's
 TO_EMBEDDED = 0.03  # of all requests: the engine is slower than the stand-in by far
+COME_BACK_S = 0.2  # after a 503: sooner than it says, so that the day is short
 SAMPLES = 40  # of memory, fewer in short runs
 JUDGED_FROM = 20_000  # requests: before, what grows is caches that fill
 FLAT = 1.05  # at the end of the line fitted through the samples, against its beginning
@@ -67,10 +68,8 @@ class Day:
         async with crowd() as session:
             each = count // max(4, min(SAMPLES, count // 500))
             while len(self.told) < count:
-                self.upstream.todo += [self._kind() for _ in range(each // A_FAULT)]
-                await asyncio.gather(*self._clients(session, each))
+                await asyncio.gather(*self._clients(session, each, at_fault=1 / A_FAULT))
                 self.rss.append((len(self.told), [rss_mib(pid) for pid in pids]))
-            await self._drain(session)
 
     async def warm_up(self) -> None:
         """Requests without a fault."""
@@ -80,8 +79,11 @@ class Day:
     async def faults(self, count: int) -> None:
         """The second part: `count` faults of any kind."""
         tasks: set[asyncio.Task[None]] = set()
+        dealt, wanted = self._deal(count), self.happened().total() + count
         async with crowd() as session:
-            for kind in self._deal(count):
+            while self.happened().total() < wanted:
+                # a fault of the endpoint that met no request, since none was let through to it, did not happen
+                kind = dealt.pop() if dealt else self._kind()
                 asked = self._clients(session, self.source.randrange(1, 2 * A_FAULT))
                 tasks |= {asyncio.create_task(each) for each in asked}
                 await self._fault(kind)
@@ -89,25 +91,24 @@ class Day:
                     done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                     await asyncio.gather(*done)
             await asyncio.gather(*tasks)
-            await self._drain(session)
 
     def happened(self) -> Counter[str]:
         return self.done + self.upstream.happened
 
-    def _clients(self, session: aiohttp.ClientSession, count: int) -> list[Any]:
+    def _clients(self, session: aiohttp.ClientSession, count: int, at_fault: float = 0.0) -> list[Any]:
+        """`count` clients, one `at_fault`-th of them with the endpoint misbehaving next."""
+
         async def one() -> None:
             async with self._gate:
+                if self.source.random() < at_fault:
+                    self.upstream.next = self._kind()
                 model = EMBEDDED if self.source.random() < TO_EMBEDDED else MODEL
-                self.told.append(await ask(session, self.url, self.key, model, self.source))
+                told = await ask(session, self.url, self.key, model, self.source)
+                self.told.append(told)
+                if told.status == 503:
+                    await asyncio.sleep(COME_BACK_S)
 
         return [one() for _ in range(count)]
-
-    async def _drain(self, session: aiohttp.ClientSession) -> None:
-        """Until each fault of the endpoint has met a request: it may have been left alone while it was at fault."""
-        async with asyncio.timeout(120):
-            while self.upstream.todo:
-                await asyncio.gather(*self._clients(session, 4))
-                await asyncio.sleep(0.1)
 
     def _kind(self) -> str:
         return self.source.choice(sorted(self.upstream.kinds))
@@ -122,7 +123,7 @@ class Day:
 
     async def _fault(self, kind: str) -> None:
         if kind not in PROCESS_FAULTS:
-            self.upstream.todo.append(kind)
+            self.upstream.next = kind
             return
         if kind == "kill_upstream":
             await self.upstream.restart()
@@ -218,7 +219,7 @@ def set_up(stack: Stack, upstream: Faulty, url: str) -> dict[str, str]:
     served(stack, url)
     limits = ("--concurrency", "500", "--budget", "day=1000")
     made: dict[str, str] = json.loads(stack.manage("key", "create", "--tenant", "default", "--json", *limits))
-    _known(stack, url, made["key"])
+    known_to_both(stack, url, made["key"])
     return made
 
 

@@ -27,7 +27,11 @@ MODEL = "stand-in"
 ANSWER = len(WORDS)
 BODY = {"model": MODEL, "max_tokens": 8, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
 TRIES = 2  # of each client
+TOLD = {"requests_per_minute": "requests", "tokens_per_minute": "tokens", "input_tokens_per_minute": "tokens",
+        "output_tokens_per_minute": "tokens"}  # fmt: skip
+ALLOWANCE = ("limit", "remaining", "reset")
 COST = Decimal(PROMPT_TOKENS * 500_000 + ANSWER * 1_500_000).scaleb(-12)
+# option, limit, how a refusal names it
 CASES = {
     "requests_per_minute": ("--rpm", "60", "requests per minute"),
     "tokens_per_minute": ("--tpm", "5000", "tokens per minute"),
@@ -45,11 +49,13 @@ class Seen:
     admitted: int = 0
     refused: int = 0
     unnamed: int = 0  # refusals that do not name the limit, or say neither when to come back nor not to
+    bare: int = 0  # answers of any kind without the limit's x-ratelimit-* headers
     others: dict[int, int] = field(default_factory=dict)
 
 
-async def clients(url: str, key: str, count: int, stream: bool, words: str) -> Seen:
-    """`count` clients at once, each asking TRIES times."""
+async def clients(url: str, key: str, count: int, stream: bool, name: str) -> Seen:
+    """`count` clients at once, each asking TRIES times on a key with the limit of this name."""
+    words, kind = CASES[name][2], TOLD.get(name)
     seen = Seen()
     body = json.dumps({**BODY, "stream": stream}).encode()
     headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
@@ -59,6 +65,7 @@ async def clients(url: str, key: str, count: int, stream: bool, words: str) -> S
             async with session.post(f"{url}/v1/chat/completions", data=body, headers=headers) as response:
                 text = await response.text()
                 told = response.headers
+            seen.bare += kind is not None and not all(f"x-ratelimit-{what}-{kind}" in told for what in ALLOWANCE)
             if response.status == 200:
                 seen.admitted += 1
             elif response.status == 429:
@@ -90,22 +97,25 @@ def within(name: str, limit: str, admitted: int, most: int) -> bool:
 
 async def case(stack: Stack, upstream: Upstream, url: str, name: str, stream: bool, count: int) -> dict[str, Any]:
     """One limit, streaming or not."""
-    option, limit, words = CASES[name]
+    option, limit, _ = CASES[name]
     made = await asyncio.to_thread(
         stack.manage, "key", "create", "--tenant", "default", "--json", option, limit, "--budget", "month=1000"
     )
     facts = json.loads(made)
     since = now()
     upstream.most = 0
-    await asyncio.to_thread(_known, stack, url, facts["key"])
-    seen = await clients(url, facts["key"], count, stream, words)
+    await asyncio.to_thread(known_to_both, stack, url, facts["key"])
+    before = len(upstream.served)
+    seen = await clients(url, facts["key"], count, stream, name)
+    reached = len(upstream.served) - before
     records = await asyncio.to_thread(_ledger, stack, since, facts["id"], seen.admitted)
     use = json.loads(await asyncio.to_thread(stack.manage, "limits", "show", "--key", facts["id"], "--json"))["use"]
     spent = sum((Decimal(record["cost"]) for record in records), Decimal(0))
     rules = {
-        "within_the_limit": within(name, limit, seen.admitted, upstream.most),
+        "within_the_limit": within(name, limit, max(seen.admitted, reached), upstream.most),
         "some_were_admitted": seen.admitted > 0,
         "each_refusal_names_it": seen.unnamed == 0,
+        "each_answer_tells_what_is_left": seen.bare == 0,
         "nobody_was_told_anything_else": not seen.others,
         "nothing_reserved": all(Decimal(each["reserved"]) == 0 for each in use.values())
         and Decimal(use["concurrency"]["used"]) == 0,
@@ -119,7 +129,7 @@ async def case(stack: Stack, upstream: Upstream, url: str, name: str, stream: bo
     }  # fmt: skip
 
 
-def _known(stack: Stack, url: str, key: str) -> None:
+def known_to_both(stack: Stack, url: str, key: str) -> None:
     """Until both processes know the key: several connections, since the kernel chooses who takes one."""
     import urllib.request
 

@@ -2,7 +2,8 @@
 
 The upstream counts what it holds: never more than the slots. Every client gets an answer or a 503 that says when to come
 back; nobody waits longer than the route allows; tenants of equal weight are served equally, one of double weight twice as
-much; who hangs up while waiting frees the place. Then a gateway process is killed while it holds slots: they come back.
+much; who hangs up while waiting frees the place. A gateway process is killed while it holds slots: they come back. Last, a
+queue that is full tells when to come back: how far from when it was empty is reported.
 Exit code 1: a rule does not hold.
 """
 
@@ -32,6 +33,8 @@ from bench.upstream import Upstream
 
 SLOTS = 16
 ALLOWED_S = 10.5  # 10 s of the route, and half a second for everything else
+BACK_S = 5.0  # slots of a process that was killed
+ESTIMATED_S = 6.0  # of waiting in a full queue, shorter than what the route allows
 TENANTS = {"one": 100, "two": 100, "double": 200}
 
 
@@ -42,6 +45,7 @@ class Seen:
     statuses: Counter[int] = field(default_factory=Counter)
     waits: list[float] = field(default_factory=list)  # seconds at the gateway until it was refused, as it tells itself
     longest: float = 0.0  # of a client, connecting in the crowd included
+    told: list[float] = field(default_factory=list)  # seconds after which to come back, of who was refused
     unsaid: int = 0  # 503 without a Retry-After of 1 to 60 whole seconds
     broken: int = 0
 
@@ -69,7 +73,9 @@ async def crowd(url: str, keys: dict[str, str], count: int, seen: Seen, hang_up:
             seen.longest = max(seen.longest, time.monotonic() - began)
             if response.status == 503:
                 seen.waits.append(inside)
-            seen.unsaid += response.status == 503 and not (after.isdigit() and 1 <= int(after) <= 60)
+                sensible = after.isdigit() and 1 <= int(after) <= 60
+                seen.unsaid += not sensible
+                seen.told += [float(after)] if sensible else []
 
         tasks = [asyncio.create_task(one(number)) for number in range(count)]
         if hang_up:
@@ -138,7 +144,27 @@ async def killed(stack: Stack, upstream: Upstream, url: str, keys: dict[str, str
     took = time.monotonic() - began
     return {
         "all_slots_again_after_s": round(took, 2), "statuses": dict(seen.statuses),
-        "rules": {"slots_of_the_dead_come_back": upstream.most == SLOTS},
+        "rules": {"slots_of_the_dead_come_back": upstream.most == SLOTS and took <= BACK_S},
+    }  # fmt: skip
+
+
+async def estimates(stack: Stack, upstream: Upstream, url: str, keys: dict[str, str]) -> dict[str, Any]:
+    """A queue of some seconds, full: what those are told for whom there is no place, and when the last in it is served."""
+    places = int(ESTIMATED_S * SLOTS / upstream.delay_s)
+    await asyncio.to_thread(stack.manage, "route", "set", MODEL, "--max-queued", str(places))
+    for _ in range(5):  # until both processes know of it
+        seen = Seen()
+        began = time.monotonic()
+        await crowd(url, keys, places + 10 * SLOTS, seen)
+        took = time.monotonic() - began
+        if seen.told:
+            break
+    errors = [told / took - 1 for told in seen.told]
+    return {
+        "statuses": dict(seen.statuses), "empty_after_s": round(took, 2),
+        "told_s": [min(seen.told, default=0.0), max(seen.told, default=0.0)],
+        "mean_error": round(sum(errors) / len(errors), 3) if errors else None,
+        "rules": {"a_full_queue_refuses": bool(errors), "every_503_says_when_to_come_back": seen.unsaid == 0},
     }  # fmt: skip
 
 
@@ -174,6 +200,7 @@ async def run(count: int) -> dict[str, Any]:
             "full_house": await full_house(stack, upstream, url, keys, count),
             "leavers": await leavers(stack, upstream, url, keys, count // 4),
             "killed": await killed(stack, upstream, url, keys),
+            "estimates": await estimates(stack, upstream, url, keys),
         }
     finally:
         with contextlib.suppress(Exception):
