@@ -12,8 +12,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import json
-import os
 import random
 import signal
 import statistics
@@ -45,6 +45,7 @@ PROCESS_FAULTS = (
 )  # fmt: skip
 PROCESS_SHARE = 0.08  # of all faults of the second part; the others are the endpoint's
 TO_EMBEDDED = 0.03  # of all requests: the engine is slower than the stand-in by far
+BACK_S = 5.0  # after a fault; the worker's restarts are up to a minute apart
 COME_BACK_S = 0.2  # after a 503: sooner than it says, so that the day is short
 SAMPLES = 40  # of memory, fewer in short runs
 JUDGED_FROM = 20_000  # requests: before, what grows is caches that fill
@@ -128,24 +129,24 @@ class Day:
         if kind == "kill_upstream":
             await self.upstream.restart()
             return
-        name = kind.split("_")[1]
-        await asyncio.to_thread(self._kill if kind.startswith("kill") else self._stop, name)
-        self.done[kind] += 1
+        how, name = kind.split("_")
+        act = functools.partial(self._kill if how == "kill" else self._stop, name)
+        with contextlib.suppress(TimeoutError):  # what is not back from an earlier fault cannot be killed again
+            await asyncio.to_thread(eventually, act, BACK_S, IndexError, psutil.Error, *NOT_YET)
+            self.done[kind] += 1
 
-    def _pid(self, name: str) -> int:
-        """Once it is there again after the fault before."""
+    def _process(self, name: str) -> psutil.Process:
+        """It may be on its way back from the fault before, or known by a pid that is gone."""
+        of_gateway = name == "gateway"
+        return psutil.Process(self.source.choice(gateway_processes(self.stack)) if of_gateway else self.stack.pid(name))
 
-        def pid() -> int:
-            return self.source.choice(gateway_processes(self.stack)) if name == "gateway" else self.stack.pid(name)
+    def _kill(self, name: str) -> bool:
+        self._process(name).kill()
+        return True
 
-        return int(eventually(pid, 60, IndexError, psutil.Error, *NOT_YET))
-
-    def _kill(self, name: str) -> None:
-        os.kill(self._pid(name), signal.SIGKILL)
-
-    def _stop(self, name: str) -> None:
+    def _stop(self, name: str) -> bool:
         """For a while: longer than a moment, shorter than it takes to be given up."""
-        process = psutil.Process(self._pid(name))
+        process = self._process(name)
         every = [process, *process.children(recursive=True)]
         for step in (signal.SIGSTOP, signal.SIGCONT):
             for each in every:
@@ -153,6 +154,7 @@ class Day:
                     each.send_signal(step)
             if step == signal.SIGSTOP:
                 time.sleep(self.source.uniform(0.3, 2.5))
+        return True
 
 
 def crowd() -> aiohttp.ClientSession:
