@@ -35,6 +35,7 @@ SLOTS = 16
 ALLOWED_S = 10.5  # 10 s of the route, and half a second for everything else
 BACK_S = 5.0  # slots of a process that was killed
 ESTIMATED_S = 6.0  # of waiting in a full queue, shorter than what the route allows
+MOVED = 8 * SLOTS  # answers until others come
 TENANTS = {"one": 100, "two": 100, "double": 200}
 
 
@@ -149,22 +150,26 @@ async def killed(stack: Stack, upstream: Upstream, url: str, keys: dict[str, str
 
 
 async def estimates(stack: Stack, upstream: Upstream, url: str, keys: dict[str, str]) -> dict[str, Any]:
-    """A queue of some seconds, full: what those are told for whom there is no place, and when the last in it is served."""
+    """A queue of some seconds, moving and then full: what those are told who find no place, and when the last is served."""
     places = int(ESTIMATED_S * SLOTS / upstream.delay_s)
     await asyncio.to_thread(stack.manage, "route", "set", MODEL, "--max-queued", str(places))
     for _ in range(5):  # until both processes know of it
-        seen = Seen()
+        late, before = Seen(), len(upstream.served)
+        first = asyncio.create_task(crowd(url, keys, places, Seen()))
+        while len(upstream.served) < before + MOVED:
+            await asyncio.sleep(0.01)
         began = time.monotonic()
-        await crowd(url, keys, places + 10 * SLOTS, seen)
+        await crowd(url, keys, MOVED * 2, late)
         took = time.monotonic() - began
-        if seen.told:
+        await first
+        if late.told:
             break
-    errors = [told / took - 1 for told in seen.told]
+    errors = [told / took - 1 for told in late.told]
     return {
-        "statuses": dict(seen.statuses), "empty_after_s": round(took, 2),
-        "told_s": [min(seen.told, default=0.0), max(seen.told, default=0.0)],
+        "statuses": dict(late.statuses), "empty_after_s": round(took, 2),
+        "told_s": [min(late.told, default=0.0), max(late.told, default=0.0)],
         "mean_error": round(sum(errors) / len(errors), 3) if errors else None,
-        "rules": {"a_full_queue_refuses": bool(errors), "every_503_says_when_to_come_back": seen.unsaid == 0},
+        "rules": {"a_full_queue_refuses": bool(errors), "every_503_says_when_to_come_back": late.unsaid == 0},
     }  # fmt: skip
 
 
