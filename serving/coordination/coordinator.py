@@ -15,7 +15,9 @@ from serving.coordination.held import Held
 from serving.coordination.model.model import Model
 
 T = TypeVar("T")
-Arguments = Callable[[int], list[Any]]  # made for limits divided by so many processes; after process and epoch
+Arguments = Callable[
+    [int, int], list[Any]
+]  # for limits and slots divided by so many processes; after process and epoch
 
 BEAT_S = 1.0
 ASKED_AT_ONCE = 1000  # places told in one heartbeat
@@ -83,9 +85,9 @@ class LocalCoordinator:
         """Decide about a request. A task that is cancelled meanwhile leaves nothing reserved."""
         held = self._held[claim.id] = Held(claim)
 
-        def arguments(processes: int) -> list[Any]:
+        def arguments(processes: int, sharers: int) -> list[Any]:
             held.windows_at = self._now()
-            return held.arguments("", 0, self._scopes, processes)[2:]
+            return held.arguments("", 0, self._scopes, processes, sharers)[2:]
 
         try:
             return await self._ask(held, "admit", arguments, lambda reply: self._decided(held, reply))
@@ -102,7 +104,7 @@ class LocalCoordinator:
         await asyncio.wait((held.waiter,), timeout=max(0.0, timeout_s))
         if held.granted:
             return held.granted
-        granted = await self._ask(held, "timeout", lambda _: [request_id], lambda reply: self._timed_out(held, reply))
+        granted = await self._ask(held, "timeout", lambda *_: [request_id], lambda reply: self._timed_out(held, reply))
         if isinstance(granted, QueueTimeout):
             raise granted
         return granted
@@ -114,8 +116,8 @@ class LocalCoordinator:
         held = self._held[request_id]
         held.asking = True
 
-        def arguments(processes: int) -> list[Any]:
-            return [request_id, pool, wire.candidates(candidates, processes), least]
+        def arguments(_processes: int, sharers: int) -> list[Any]:
+            return [request_id, pool, wire.candidates(candidates, sharers), least]
 
         def take(reply: list[Any]) -> Granted | Waiting:
             held.moved(pool, candidates, least)
@@ -180,7 +182,7 @@ class LocalCoordinator:
         return take(self._ask_model(function, arguments))
 
     def _ask_model(self, function: str, arguments: Arguments) -> list[Any]:
-        while (reply := self._in_model(function, arguments(self._shares)))[0] == "clock":
+        while (reply := self._in_model(function, arguments(self._shares, self._shares)))[0] == "clock":
             pass  # an hour began between two looks at the clock
         return reply
 
@@ -197,7 +199,9 @@ class LocalCoordinator:
         self._model_epoch += 1
         self._in_model("hello", [])
         live = [held for held in self._held.values() if not held.first]
-        entries = [held.entry(self._process, self._model_epoch, self._scopes, self._shares) for held in live]
+        entries = [
+            held.entry(self._process, self._model_epoch, self._scopes, self._shares, self._shares) for held in live
+        ]
         self._in_model("restore", [[held.claim.id for held in live], entries])
 
     def _beat(self) -> None:

@@ -46,21 +46,21 @@ class Held:
         self.waiter: asyncio.Future[Granted] | None = None
         self.place: Place | None = None
 
-    def arguments(self, process: str, epoch: int, scopes: wire.Scopes, processes: int = 1) -> list[Any]:
-        """Arguments of `admit`, for where it may run by now."""
-        args = wire.admit(self.claim, process, epoch, scopes, self.windows_at, processes)
+    def arguments(self, process: str, epoch: int, scopes: wire.Scopes, processes: int, sharers: int) -> list[Any]:
+        """Arguments of `admit`, for where it may run by now: limits divided by `processes`, slots by `sharers`."""
+        args = wire.admit(self.claim, process, epoch, scopes, self.windows_at, processes, sharers)
         self.budgets = [budget[0] for limits in args[wire.SCOPES] for budget in limits[6]]
         if not self.first:
             args[wire.POOL] = self.pool
-            args[wire.CANDIDATES] = wire.candidates(self.candidates, processes)
+            args[wire.CANDIDATES] = wire.candidates(self.candidates, sharers)
             args[wire.LEAST] = self.least
             args[wire.CLASS] = self.level
         return args
 
-    def entry(self, process: str, epoch: int, scopes: wire.Scopes, processes: int = 1) -> list[Any]:
+    def entry(self, process: str, epoch: int, scopes: wire.Scopes, processes: int, sharers: int) -> list[Any]:
         """What `restore` puts back: [arguments, replica or "", slots]."""
         replica = self.granted.replica_id if self.granted else ""
-        return [self.arguments(process, epoch, scopes, processes), replica, self.slots]
+        return [self.arguments(process, epoch, scopes, processes, sharers), replica, self.slots]
 
     def moved(self, pool: str, candidates: tuple[Slots, ...], least: bool) -> None:
         """It asks for another attempt; one that ran before goes ahead of who waits."""

@@ -1,8 +1,9 @@
 """The coordinator over Valkey, which goes on by itself while Valkey is away.
 
 Away, requests are decided by the model in memory, with every limit and every replica's slots divided by the processes
-last known. What was spent meanwhile is reported when Valkey is back, and what lives then is put back there: each
-connection has an epoch, so that nothing said on an older one counts after that.
+last known; slots stay divided for a moment after the return, until the others are back too. What was spent meanwhile is
+reported when Valkey is back, and what lives then is put back there: each connection has an epoch, so that nothing said
+on an older one counts after that.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from serving.coordination.contract import Coordinator, Used
 from serving.coordination.coordinator import Arguments, LocalCoordinator
 from serving.coordination.held import Held
 from serving.coordination.library import Library
-from serving.coordination.valkey import Address, Away, Link, connect
+from serving.coordination.valkey import CONNECT_S, Address, Away, Link, connect
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +29,8 @@ T = TypeVar("T")
 
 BATCH = 200  # settlements or restored requests in one call: bounds how long Valkey is busy with it
 BACKLOG = 100_000  # settlements that wait for Valkey to come back; the oldest are dropped, and corrected by the ledger
-FIRST_PAUSE_S, LAST_PAUSE_S = 0.05, 2.0  # between attempts to connect
+FIRST_PAUSE_S, LAST_PAUSE_S = 0.05, 0.5  # between attempts to connect
+SETTLED_S = LAST_PAUSE_S + CONNECT_S + 0.5  # after a return: by then every process that lives is back too
 
 
 class SharedCoordinator(LocalCoordinator):
@@ -46,6 +48,7 @@ class SharedCoordinator(LocalCoordinator):
         self._unanswered: deque[tuple[int, list[Any]]] = deque()  # batches sent, by number
         self._flush_due = False
         self._undecided = False  # whether a settlement not sent yet is of a request that was not answered
+        self._settled_at = 0.0  # of the monotonic clock: until then slots are still shared out
         self.dropped = 0  # settlements that the backlog could not keep
 
     @property
@@ -122,11 +125,13 @@ class SharedCoordinator(LocalCoordinator):
         while self._unanswered and self._unanswered[0][0] <= seen:
             self._unanswered.popleft()
         self._link, self.since = link, time.time()
+        if self._epoch > 1:  # the others may hold shares of which Valkey knows nothing before they are back as well
+            self._settled_at = time.monotonic() + SETTLED_S
         for number, settlements in self._unanswered:
             self._send_batch(number, settlements)
         self._flush()
         live = [held for held in self._held.values() if not held.first]
-        entries = [held.entry(self._process, self._epoch, self._scopes) for held in live]
+        entries = [held.entry(self._process, self._epoch, self._scopes, 1, self._sharers()) for held in live]
         ids: list[str] | bool = [held.claim.id for held in live]
         for begin in range(0, max(1, len(entries)), BATCH):
             part = entries[begin : begin + BATCH]
@@ -179,7 +184,11 @@ class SharedCoordinator(LocalCoordinator):
     def _call(
         self, link: Link, function: str, arguments: Arguments, answer: Callable[[list[Any] | None], None]
     ) -> None:
-        link.call(function, [self._process, self._epoch, *arguments(1)], answer)
+        link.call(function, [self._process, self._epoch, *arguments(1, self._sharers())], answer)
+
+    def _sharers(self) -> int:
+        """Among how many processes slots are divided now."""
+        return self._shares if time.monotonic() < self._settled_at else 1
 
     def _beat(self) -> None:
         if self._link is None:

@@ -81,8 +81,10 @@ def candidates(slots: Sequence[Slots], processes: int = 1) -> list[list[Any]]:
     return [[replica.replica_id, max(1, replica.total // processes) if replica.total else 0] for replica in slots]
 
 
-def admit(claim: Claim, process: str, epoch: int, scopes: Scopes, now: float, processes: int = 1) -> list[Any]:
-    """Arguments of `admit`. processes: by how many the limits are divided, when each goes by its own share."""
+def admit(
+    claim: Claim, process: str, epoch: int, scopes: Scopes, now: float, processes: int = 1, sharers: int = 1
+) -> list[Any]:
+    """Arguments of `admit`. processes, sharers: by how many limits and slots are divided, where each has its share."""
     return [
         process,
         epoch,
@@ -92,7 +94,7 @@ def admit(claim: Claim, process: str, epoch: int, scopes: Scopes, now: float, pr
         claim.output_tokens,
         claim.cost,
         claim.pool,
-        candidates(claim.candidates, processes),
+        candidates(claim.candidates, sharers),
         claim.least,
         claim.slots,
         claim.tenant_id,

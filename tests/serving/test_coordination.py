@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from serving.coordination import wire
+from serving.coordination import shared, wire
+from serving.coordination import valkey as valkey_connection
 from serving.coordination.calendar import Calendar
 from serving.coordination.contract import Claim, Granted, QueueTimeout, Refused, Scope, Slots, Used, Waiting
 from serving.coordination.coordinator import LocalCoordinator
@@ -317,6 +318,42 @@ async def test_a_hung_valkey_stalls_nobody(valkey: PrivateValkey) -> None:
         await until(lambda: not both[0].alone)
         # What it had been asked before it hung counts no more: only what was let in alone is put back.
         await until_async(lambda: held(valkey), (5, {"r1": 5}, {}, set()))
+
+
+async def test_who_is_back_first_leaves_the_others_what_they_took_meanwhile(
+    valkey: PrivateValkey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second may hold its share, of which Valkey knows nothing before it is back too."""
+    late = asyncio.Event()
+
+    async def connect_late(*args: Any) -> Any:
+        if "g1-" in args[2]:
+            await late.wait()
+        return await valkey_connection.connect(*args)
+
+    async with coordinators(valkey) as both:
+        await until(lambda: all(each.processes == 2 for each in both))
+        monkeypatch.setattr(shared, "connect", connect_late)
+        valkey.hang()
+        elsewhere = (Slots("r9", 0),)  # asked only to find Valkey away
+        await asyncio.gather(*(each.admit(claim(pool="d9", candidates=elsewhere)) for each in both))
+        assert all(each.alone for each in both)
+        taken = [claim() for _ in range(2)]
+        assert all([isinstance(await both[1].admit(each), Granted) for each in taken])
+        valkey.wake()
+        await until(lambda: not both[0].alone)
+        assert both[1].alone
+        asked = [claim() for _ in range(4)]
+        answers = [await both[0].admit(each) for each in asked]
+        assert [isinstance(answer, Granted) for answer in answers] == [True, True, False, False]
+        late.set()
+        await until(lambda: not both[1].alone)
+        for before, after in zip(
+            (taken[0], taken[1], asked[0], asked[1]), (None, None, asked[2], asked[3]), strict=True
+        ):
+            (both[1] if before in taken else both[0]).settle(before.id, USED)
+            if after is not None:
+                assert (await both[0].granted(after.id, 20)).replica_id == "r1"
 
 
 async def test_a_process_on_its_own_needs_no_valkey() -> None:
