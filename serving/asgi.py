@@ -28,6 +28,7 @@ from serving.errors import (
     Unauthenticated,
 )
 from serving.exchange import Exchange
+from serving.folding import MAX_FOLDS
 from serving.journal import Journal
 from serving.pipeline import Pipeline
 from serving.playground import Playground
@@ -90,7 +91,8 @@ class Gateway:
     async def startup(self) -> None:
         """Open the journal and begin to serve. Call it after any fork."""
         settings = self._settings
-        journal = Journal(settings.journal_root, settings.instance, settings.max_in_flight + _SPARE_SLOTS)
+        slots = settings.max_in_flight + MAX_FOLDS + _SPARE_SLOTS
+        journal = Journal(settings.journal_root, settings.instance, slots)
         await self._coordinator.start()
         self._pipeline = Pipeline(
             settings, self._configuration, self._live, journal, self._metrics, self._pool, self._coordinator
@@ -129,6 +131,7 @@ class Gateway:
             await self._siblings.stop()
         self._pool.close()
         await self._coordinator.stop()
+        pipeline.folding.close()
         pipeline.journal.close()
         self._pipeline = None
 
@@ -221,6 +224,7 @@ class Gateway:
             try:
                 pipeline.check_deadlines()
                 if turn % 4 == 0:
+                    pipeline.folding.end_minute(time.time())
                     pipeline.journal.retry_unwritten()
                     replicas = self._configuration.peek().replicas
                     self._pool.prune(replicas)

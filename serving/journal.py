@@ -3,7 +3,7 @@
     <journal_root>/<instance>-<start>-<random>/
         lock              held with flock while the process lives
         slots             mmap: one fixed record per request in flight, tokens received so far
-        00000001.journal  segments: [length u32][CRC-32 u32][msgpack] per record, Opened or Settled
+        00000001.journal  segments: [length u32][CRC-32 u32][msgpack] per record: Opened, Folded or Settled
         cursor            written by the shipper: how far it has delivered
 
 A record is in the page cache before the step that it allows (dispatch, or forgetting the request) is taken; a thread
@@ -71,7 +71,18 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True, tag="opened"):
     engine_version: str
 
 
-Entry = Opened | Settled
+class Folded(msgspec.Struct, frozen=True, kw_only=True, tag="folded"):
+    """Written before more refusals are counted with this one: how many stands as its slot's completion tokens."""
+
+    slot: int
+    first: Settled
+
+    @property
+    def id(self) -> str:
+        return self.first.record.id
+
+
+Entry = Opened | Folded | Settled
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Entry] = msgspec.msgpack.Decoder(Entry)
 
@@ -159,8 +170,8 @@ class Journal:
             return sum(sizes)
         return self._size
 
-    def open(self, entry: Opened) -> None:
-        """Note a request before it is dispatched; raises OSError when the disk does not take it."""
+    def open(self, entry: Opened | Folded) -> None:
+        """Note what a slot was claimed for before it is used; raises OSError when the disk does not take it."""
         self.retry_unwritten()
         self._write(encoded(entry))
 

@@ -27,10 +27,11 @@ from serving.errors import (
     Unavailable,
     UpstreamFailed,
 )
+from serving.folding import Folding
 from serving.hedge import Hedge
 from serving.journal import Journal
 from serving.metering import Billed, billed, cost
-from serving.port import GatewaySettings, LiveState, Replica
+from serving.port import GatewaySettings, LiveState, Outcome, Replica
 from serving.relay import Relay
 from serving.replicas import ReplicaPool
 from serving.request import GAP_UNIT_NS, Request
@@ -63,6 +64,7 @@ class Pipeline:
         self.settings = settings
         self.configuration = configuration
         self.journal = journal
+        self.folding = Folding(journal)
         self.metrics = metrics
         self.pool = pool
         self.coordinator = coordinator
@@ -390,7 +392,10 @@ class Run:
         except Exception:
             log.exception("request %s: its record could not be made", request.id)
             entry = record.bare(request, bill, pipeline.settings)
-        pipeline.journal.settle(entry, request.slot)
+        if request.outcome is Outcome.REJECTED and request.slot is None:
+            pipeline.folding.note(entry, request.stamps.settled // 10**9)
+        else:
+            pipeline.journal.settle(entry, request.slot)
         if request.claimed:
             pipeline.coordinator.settle(request.id, self._used(bill))
         del pipeline.in_flight[request.id]

@@ -232,6 +232,7 @@ class UsageRecord(msgspec.Struct, frozen=True, kw_only=True):
     price_version: int | None = None  # fixed at admission; None: the route had no price in the tenant's currency
     currency: str = ""
     cost: int = 0  # nano-units of the currency
+    requests: int = 1  # more: refusals of one key for one reason in one minute, and this the first of them
 
 
 PHASES = (
@@ -289,6 +290,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     retries: int = 0  # how often the client had sent it before, as far as it told or was recognised
     currency: str = ""
     cost: int = 0  # nano-units
+    requests: int = 1  # as in UsageRecord
     end_user: str = ""  # HMAC of the body's `user`, 16 hex digits
     client_request_id: str = ""  # the caller's own x-request-id, at most 64 characters
     trace_id: str = ""  # W3C, 32 hex digits

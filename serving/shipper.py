@@ -18,7 +18,8 @@ from typing import Any
 import msgspec
 
 from serving import journal
-from serving.journal import Opened
+from serving.folding import of_many
+from serving.journal import Folded, Opened
 from serving.metering import Billed, cost
 from serving.port import Outcome, RecordRefused, RecordSink, RequestDetail, RequestRecord, Settled, UsageRecord
 
@@ -42,7 +43,7 @@ class Tail:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.open: dict[str, Opened] = {}
+        self.open: dict[str, Opened | Folded] = {}
         self._opened_in: dict[str, str] = {}
         self._cursor = _read_cursor(directory)
         self._marked = True
@@ -125,7 +126,7 @@ class Tail:
                 self._note(record.entry, path.name)
 
     def _note(self, entry: journal.Entry, segment: str) -> None:
-        if isinstance(entry, Opened):
+        if not isinstance(entry, Settled):
             self.open[entry.id] = entry
             self._opened_in[entry.id] = segment
         else:
@@ -259,9 +260,11 @@ def _batches(records: list[Settled]) -> Iterable[list[Settled]]:
     return (records[at : at + BATCH] for at in range(0, len(records), BATCH))
 
 
-def _lost(entry: Opened, slots: dict[bytes, tuple[int, int, int]]) -> Settled:
-    """Settle for a dead gateway: at least what its client received."""
+def _lost(entry: Opened | Folded, slots: dict[bytes, tuple[int, int, int]]) -> Settled:
+    """Settle for a dead gateway: at least what its client received, and all refusals that it had counted."""
     prompt, cached, completion = slots.get(uuid.UUID(entry.id).bytes, (0, 0, 0))
+    if isinstance(entry, Folded):
+        return of_many(entry.first, max(completion, 1))
     counts: dict[str, Any] = {"prompt_tokens": prompt, "cached_tokens": cached, "completion_tokens": completion}
     price = entry.price
     owed = cost(Billed(prompt, cached, completion), price)

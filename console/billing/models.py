@@ -1,4 +1,4 @@
-"""The ledger of usage: one immutable line per authenticated request. A trigger refuses UPDATE and DELETE."""
+"""The ledger of usage: one immutable line per request or fold of refusals. A trigger refuses UPDATE and DELETE."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ class UsageRecord(models.Model):
     # Defaults of the database: a version that knows nothing of money may still be writing.
     currency = models.CharField(max_length=3, db_default="")
     cost = models.DecimalField(max_digits=24, decimal_places=9, db_default=Decimal(0))
+    requests = models.IntegerField(db_default=1)  # more: refusals that were folded into this line
 
     class Meta:
         ordering = ["id"]

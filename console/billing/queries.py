@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
-from django.db.models import Count, Max, Sum
+from django.db.models import Max, Sum
 from django.db.models.functions import TruncDay
 
 from console.billing.models import UsageRecord
@@ -38,7 +38,7 @@ def usage_by_key(tenant_id: uuid.UUID, now: datetime | None = None) -> dict[uuid
         .annotate(day=TruncDay("started_at", tzinfo=UTC))
         .values("key_id", "day")
         .annotate(
-            n=Count("id"),
+            n=Sum("requests"),
             prompt=Sum("prompt_tokens"),
             cached=Sum("cached_tokens"),
             completion=Sum("completion_tokens"),
@@ -68,7 +68,7 @@ def usage_by_model(tenant_id: uuid.UUID, now: datetime | None = None) -> Iterabl
         UsageRecord.objects.filter(tenant_id=tenant_id, started_at__gte=first)
         .values("model")
         .annotate(
-            n=Count("id"),
+            n=Sum("requests"),
             prompt=Sum("prompt_tokens"),
             cached=Sum("cached_tokens"),
             completion=Sum("completion_tokens"),

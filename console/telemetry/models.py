@@ -49,6 +49,7 @@ class RequestRecord(models.Model):
     retries = models.SmallIntegerField(db_default=0)
     currency = models.CharField(max_length=3, db_default="")
     cost = models.DecimalField(max_digits=24, decimal_places=9, db_default=Decimal(0))
+    requests = models.IntegerField(db_default=1)
     end_user = models.CharField(max_length=16)
     client_request_id = models.CharField(max_length=64)
     trace_id = models.CharField(max_length=32)

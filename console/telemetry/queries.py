@@ -1,7 +1,8 @@
 """Every read of telemetry. Each takes a Scope and a Window; none can be asked for rows without them.
 
-Percentiles are exact over the newest CAP rows of the window. `reading()` bounds the time a page may spend in the
-database: the partitions lie on the disk that the ledger is written to.
+Percentiles are exact over the newest CAP rows of the window; a row may stand for many refusals (`requests`).
+`reading()` bounds the time a page may spend in the database: the partitions lie on the disk that the ledger is
+written to.
 """
 
 # ruff: noqa: S608  names that are spliced in are our own; every value is a parameter
@@ -173,11 +174,11 @@ def traffic(scope: Scope, window: Window, cap: int = CAP) -> Traffic:
     sql = f"""
     WITH newest AS (
       SELECT started_at, outcome, attempts, ttft_us, itl_p50_us, itl_p99_us, queue_us, prompt_tokens, cached_tokens,
-             completion_tokens
+             completion_tokens, requests
       FROM {_TABLE} WHERE {clause.sql} ORDER BY started_at DESC, id DESC LIMIT {int(cap)}
     ), bars AS (SELECT *, floor(extract(epoch FROM started_at - %s) / {int(step)})::int AS bucket FROM newest)
-    SELECT bucket, count(*), count(*) FILTER (WHERE outcome = 'ok'),
-      count(*) FILTER (WHERE outcome = ANY(%s)), count(*) FILTER (WHERE outcome = 'rejected'),
+    SELECT count(*), bucket, coalesce(sum(requests), 0), count(*) FILTER (WHERE outcome = 'ok'),
+      count(*) FILTER (WHERE outcome = ANY(%s)), coalesce(sum(requests) FILTER (WHERE outcome = 'rejected'), 0),
       count(*) FILTER (WHERE outcome = ANY(%s)),
       percentile_cont(ARRAY[0.5, 0.99]) WITHIN GROUP (ORDER BY ttft_us),
       percentile_cont(0.5) WITHIN GROUP (ORDER BY itl_p50_us),
@@ -188,10 +189,11 @@ def traffic(scope: Scope, window: Window, cap: int = CAP) -> Traffic:
     FROM bars GROUP BY GROUPING SETS ((bucket), ()) ORDER BY bucket NULLS FIRST"""
     rows = _fetch(sql, (*clause.params, window.start, list(CANCELLED), list(FAILED)))
     bars = -(-int(window.seconds) // step)
-    by_bucket = {row[0]: _slice(row) for row in rows}
+    by_bucket = {row[1]: _slice(row[1:]) for row in rows}
     total = by_bucket.get(None, Slice(None))
     slices = tuple(by_bucket.get(n) or Slice(n) for n in range(bars))
-    return Traffic(total, slices, total.requests >= cap)
+    read = sum(row[0] for row in rows if row[1] is None)
+    return Traffic(total, slices, read >= cap)
 
 
 def _slice(row: tuple[Any, ...]) -> Slice:
@@ -235,7 +237,7 @@ def rate(scope: Scope, now: datetime, seconds: int = 60) -> Rate:
     """Requests and tokens a second over the last minute. A request counts when it was received."""
     clause = where(scope, Window(now - timedelta(seconds=seconds), now, "custom"))
     row = _fetch(
-        f"""SELECT count(*), coalesce(sum(prompt_tokens), 0), coalesce(sum(completion_tokens), 0),
+        f"""SELECT coalesce(sum(requests), 0), coalesce(sum(prompt_tokens), 0), coalesce(sum(completion_tokens), 0),
         count(*) FILTER (WHERE outcome = ANY(%s)) FROM {_TABLE} WHERE {clause.sql}""",
         (list(FAILED), *clause.params),
     )[0]
@@ -316,13 +318,14 @@ def summary(scope: Scope, window: Window, conditions: Sequence[Condition]) -> Su
     row = _fetch(
         f"""WITH newest AS (
           SELECT * FROM {_TABLE} WHERE {everything.sql} ORDER BY started_at DESC, id DESC LIMIT {CAP}),
-        flagged AS (SELECT ttft_us, duration_us, ({extra}) AS hit FROM newest)
-        SELECT count(*), count(*) FILTER (WHERE hit),
+        flagged AS (SELECT ttft_us, duration_us, requests, ({extra}) AS hit FROM newest)
+        SELECT coalesce(sum(requests), 0), coalesce(sum(requests) FILTER (WHERE hit), 0),
           percentile_cont(ARRAY[0.5, 0.99]) WITHIN GROUP (ORDER BY ttft_us) FILTER (WHERE hit),
-          percentile_cont(ARRAY[0.5, 0.99]) WITHIN GROUP (ORDER BY duration_us) FILTER (WHERE hit) FROM flagged""",
+          percentile_cont(ARRAY[0.5, 0.99]) WITHIN GROUP (ORDER BY duration_us) FILTER (WHERE hit), count(*)
+        FROM flagged""",
         (*everything.params, *wanted.params[len(everything.params) :]),
     )[0]
-    return Summary(row[1], row[0], _pair(row[2]), _pair(row[3]), row[0] >= CAP)
+    return Summary(row[1], row[0], _pair(row[2]), _pair(row[3]), row[4] >= CAP)
 
 
 @dataclass(frozen=True)
@@ -370,8 +373,8 @@ def groups(scope: Scope, window: Window, conditions: Sequence[Condition], by: st
     measure = _LAYER_US if by == "layer" else "ttft_us"
     rows = _fetch(
         f"""WITH newest AS (SELECT * FROM {_TABLE} WHERE {clause.sql} ORDER BY started_at DESC, id DESC LIMIT {CAP})
-        SELECT {GROUPS[by]} AS value, count(*) AS n, percentile_cont(0.5) WITHIN GROUP (ORDER BY {measure}),
-          sum(count(*)) OVER () FROM newest GROUP BY 1 ORDER BY n DESC, 1 LIMIT {int(limit)}""",
+        SELECT {GROUPS[by]} AS value, sum(requests) AS n, percentile_cont(0.5) WITHIN GROUP (ORDER BY {measure}),
+          sum(sum(requests)) OVER () FROM newest GROUP BY 1 ORDER BY n DESC, 1 LIMIT {int(limit)}""",
         clause.params,
     )
     return [Group(value, n, n / float(total), median) for value, n, median, total in rows]

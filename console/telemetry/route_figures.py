@@ -13,7 +13,8 @@ from django.db import connection
 from console.telemetry.queries import CAP, FAILED
 from console.telemetry.windows import Window
 
-_NEWEST = f"""SELECT id, started_at, deployment_id, role, outcome, status, attempts, ttft_us, itl_p50_us, itl_p99_us
+_NEWEST = f"""SELECT id, started_at, deployment_id, role, outcome, status, attempts, ttft_us, itl_p50_us, itl_p99_us,
+  requests
   FROM telemetry_requestrecord WHERE model = %s AND started_at >= %s AND started_at < %s
   ORDER BY started_at DESC, id DESC LIMIT {CAP}"""
 _FAULTS = ("engine_error", "engine_unreachable", "deadline_exceeded")  # what a failed attempt says of its target
@@ -95,7 +96,8 @@ def measured(model: str, window: Window, ttft_ms: float | None, itl_ms: float | 
     sql = f"""
     WITH newest AS ({_NEWEST}), own AS (
       SELECT *, outcome = ANY(%s) OR (outcome = 'rejected' AND status >= 500) AS bad FROM newest WHERE role <> 'shadow')
-    SELECT count(*) FILTER (WHERE outcome = 'ok' OR bad), count(*) FILTER (WHERE bad),
+    SELECT coalesce(sum(requests) FILTER (WHERE outcome = 'ok' OR bad), 0),
+      coalesce(sum(requests) FILTER (WHERE bad), 0),
       count(ttft_us), count(*) FILTER (WHERE ttft_us > %s::float8),
       count(itl_p99_us), count(*) FILTER (WHERE itl_p99_us > %s::float8),
       percentile_cont(0.99) WITHIN GROUP (ORDER BY ttft_us), percentile_cont(0.99) WITHIN GROUP (ORDER BY itl_p99_us),

@@ -264,6 +264,7 @@ _COLUMNS = (
     "finish_reason", "replica", "device", "attempts", "prompt_tokens", "cached_tokens", "completion_tokens",
     "duration_us", "ttft_us", "itl_p50_us", "itl_p99_us", "itl_max_us", "gateway_us", "queue_us", "engine_queue_us",
     "prefill_us", "decode_us", "unattributed_us", "preemptions", "role", "retries", "currency", "cost",
+    "requests",
     "client_request_id", "trace_id", "gateway_version", "snapshot_version", "engine_version",
 )  # fmt: skip
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
-from django.db.models import Count, Q
+from django.db.models import Count, Q, Sum
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
@@ -35,7 +35,7 @@ def tenants(request: HttpRequest) -> HttpResponse:
         active_keys=Count("keys", filter=Q(keys__revoked_at=None, keys__kind=APIKey.Kind.API), distinct=True),
     )
     since = datetime.now(UTC) - timedelta(days=7)
-    used = dict(UsageRecord.objects.filter(started_at__gte=since).values_list("tenant_id").annotate(n=Count("id")))
+    used = dict(UsageRecord.objects.filter(started_at__gte=since).values_list("tenant_id").annotate(n=Sum("requests")))
     return render(request, "tenants/tenants.html", {"rows": [(t, used.get(t.id, 0)) for t in rows]})
 
 

@@ -9,9 +9,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from django.db import connection
 
+from console.billing.queries import usage_by_key, usage_by_model
 from console.telemetry import filters, names, queries, trace, windows
 from console.telemetry.filters import BadFilter
+from console.telemetry.route_figures import measured
 from console.telemetry.scope import Scope, scope_of
+from serving.folding import of_many
 from tests.e2e.world import World, deliver, settled
 from tests.e2e.world import world as world
 
@@ -46,6 +49,24 @@ def test_only_the_newest_rows_count_when_there_are_too_many(world: World) -> Non
     told = queries.traffic(EVERYTHING, hour(), cap=10)
     assert told.capped and told.total.requests == 10
     assert told.total.ttft[0] == pytest.approx(5500)
+
+
+def test_a_record_of_many_refusals_counts_as_many(world: World) -> None:
+    refused = settled(world.aurora, world.key, outcome="rejected", status=503, code="queue_full", attempts=0)
+    deliver(settled(world.aurora, world.key), of_many(refused, 99))
+    told = queries.traffic(EVERYTHING, hour(), cap=3)
+    assert (told.total.requests, told.total.ok, told.total.rejected, told.capped) == (100, 1, 99, False)
+    assert told.total.rejected_share == 0.99
+    assert queries.rate(EVERYTHING, datetime.now(UTC) + timedelta(seconds=2)).seen == 100
+    found = queries.summary(EVERYTHING, hour(), filters.parse("status:rejected"))
+    assert (found.matching, found.total) == (99, 100)
+    assert [(g.value, g.requests, g.share) for g in queries.groups(EVERYTHING, hour(), (), "outcome")] == [
+        ("rejected", 99, 0.99),
+        ("ok", 1, 0.01),
+    ]
+    assert measured("smollm2", hour(), None, None).availability == (100, 99)
+    assert usage_by_key(world.aurora.id)[world.key.id].requests == 100
+    assert [row["n"] for row in usage_by_model(world.aurora.id)] == [100]
 
 
 def test_the_hit_rate_counts_tokens_once_per_request(world: World) -> None:

@@ -16,7 +16,6 @@ import uvicorn
 
 from serving import apikey, journal
 from serving.asgi import Gateway
-from serving.journal import Opened
 from serving.port import (
     GatewaySettings,
     Price,
@@ -397,8 +396,8 @@ class Stack:
             while self.in_flight:
                 await asyncio.sleep(0.002)
 
-    def entries(self) -> list[Opened | Settled]:
-        found: list[Opened | Settled] = []
+    def entries(self) -> list[journal.Entry]:
+        found: list[journal.Entry] = []
         for directory in journal.directories(self.settings.journal_root):
             for path in journal.segments(directory):
                 found += [record.entry for record in journal.read(path)]

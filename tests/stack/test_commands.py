@@ -238,6 +238,6 @@ def test_usage_lines_hold_what_scripts_rely_on(stack: Stack, key: str) -> None:
     record = stack.settled(since, 1)[0]
     assert set(record) == {
         "request_id", "key_id", "tenant", "model", "outcome", "prompt_tokens", "cached_tokens", "completion_tokens",
-        "price_version", "currency", "cost", "started_at",
+        "price_version", "currency", "cost", "requests", "started_at",
     }  # fmt: skip
     assert datetime.fromisoformat(record["started_at"]).tzinfo is not None

@@ -1,4 +1,4 @@
-"""`manage.py usage`: the ledger, one line per request."""
+"""`manage.py usage`: the ledger, one line per request or fold of refusals."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ _FIELDS = (
     "price_version",
     "currency",
     "cost",
+    "requests",
 )
 
 
