@@ -18,13 +18,16 @@ from bench.gateway_queue import gateway_processes
 from bench.stack import Stack, StackError, eventually, scrape
 
 NOT_YET = (OSError, KeyError, TypeError, StackError)  # of a process that is on its way back
+REFUSED = (429, 503)  # of a flood of these one line tells how many there were
 REST_S = 120  # all is shipped, budgets are reconciled with the ledger each minute, idle connections closed after 4 s
 
 
 def reckon(stack: Stack, url: str, told: Sequence[Told], key_id: str, since: datetime, fds: int) -> dict[str, Any]:
     """Figures, and whether each rule holds. `fds` is what a gateway process had open before, with nothing to do."""
     known = [each for each in told if each.request_id]
-    ids = {each.request_id for each in known}
+    refused = [each for each in known if each.status in REFUSED]
+    served = [each for each in known if each.status not in REFUSED]
+    ids = {each.request_id for each in served}
     records, use = _or_last(lambda: _settled(stack, url, key_id, since, ids))
     lines = Counter(record["request_id"] for record in records)
     billed = {record["request_id"]: record["completion_tokens"] for record in records}
@@ -36,14 +39,15 @@ def reckon(stack: Stack, url: str, told: Sequence[Told], key_id: str, since: dat
         "requests": len(told), "known": len(known), "records": len(records),
         "statuses": dict(Counter(each.status for each in told)),
         "outcomes": dict(Counter(record["outcome"] for record in records)),
-        "mismatches": {"missing": len(known) - sum(each.request_id in lines for each in known),
+        "mismatches": {"missing": len(served) - sum(each.request_id in lines for each in served),
                        "twice": sum(count > 1 for count in lines.values()), "short": len(short), "wrong": len(wrong)},
         "examples": [_example(each, records) for each in (short + wrong)[:10]],
         "at_rest": use, "ledger": str(spent), "fds": {"before": fds, "after": after},
         "rules": {
-            "each_known_request_has_one_line": all(lines[each.request_id] == 1 for each in known),
+            "each_known_request_has_one_line": all(lines[each.request_id] == 1 for each in served),
+            "each_known_refusal_is_counted": counted(records, "rejected") >= len(refused),
             "no_line_twice": all(count == 1 for count in lines.values()),
-            "no_line_of_nobody": len(records) <= len(told),
+            "no_line_of_nobody": counted(records) <= len(told),
             "none_billed_short": not short,
             "billed_what_the_answer_said": not wrong,
             "nobody_was_left_hanging": not any(each.hung for each in told),
@@ -53,6 +57,11 @@ def reckon(stack: Stack, url: str, told: Sequence[Told], key_id: str, since: dat
             "no_descriptor_leaked": bool(after) and max(after) <= fds,
         },
     }  # fmt: skip
+
+
+def counted(records: Sequence[dict[str, Any]], outcome: str = "") -> int:
+    """Requests that the lines stand for."""
+    return sum(record["requests"] for record in records if outcome in ("", record["outcome"]))
 
 
 def _settled(
