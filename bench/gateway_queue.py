@@ -19,6 +19,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ import aiohttp
 import psutil
 
 from bench.gateway_limits import BODY, MODEL, served
-from bench.stack import Stack, free_port
+from bench.stack import Stack, eventually, free_port, now
 from bench.upstream import Upstream
 
 SLOTS = 16
@@ -96,15 +97,17 @@ def shares(upstream: Upstream, since: float, until: float) -> dict[str, float]:
 
 async def full_house(stack: Stack, upstream: Upstream, url: str, keys: dict[str, str], count: int) -> dict[str, Any]:
     """Everybody at once."""
-    seen = Seen()
+    seen, since = Seen(), now()
     upstream.most, began = 0, time.monotonic()
     await crowd(url, keys, count, seen)
+    lines = await asyncio.to_thread(in_the_ledger, stack, since, count)
     evenly = shares(upstream, began + 1.5, began + 8.5)  # from the last one's arrival until the first gives up
     return {
         "clients": count, "statuses": dict(seen.statuses), "most_at_once": upstream.most,
         "longest_wait_s": max(seen.waits, default=0.0), "longest_at_a_client_s": round(seen.longest, 2),
-        "service_by_weight": evenly,
+        "service_by_weight": evenly, "in_the_ledger": lines,
         "rules": {
+            "everybody_is_in_the_ledger_once": lines == count,
             "never_more_than_the_slots": upstream.most <= SLOTS,
             "the_slots_were_used": upstream.most == SLOTS,
             "an_answer_or_503_for_everybody": set(seen.statuses) <= {200, 503} and seen.broken == 0,
@@ -113,6 +116,17 @@ async def full_house(stack: Stack, upstream: Upstream, url: str, keys: dict[str,
             "equal_service": all(abs(share - 1) <= 0.1 for share in evenly.values()),
         },
     }  # fmt: skip
+
+
+def in_the_ledger(stack: Stack, since: datetime, count: int) -> int:
+    """Requests that the ledger knows, once there are enough or a minute has passed."""
+
+    def known() -> int:
+        return sum(record["requests"] for record in stack.usage(since))
+
+    with contextlib.suppress(TimeoutError):
+        eventually(lambda: known() >= count, 60, pause_s=1)
+    return known()
 
 
 async def leavers(stack: Stack, upstream: Upstream, url: str, keys: dict[str, str], count: int) -> dict[str, Any]:
