@@ -28,7 +28,7 @@ def reckon(stack: Stack, url: str, told: Sequence[Told], key_id: str, since: dat
     refused = [each for each in known if each.status in REFUSED]
     served = [each for each in known if each.status not in REFUSED]
     ids = {each.request_id for each in served}
-    records, use = _or_last(lambda: _settled(stack, url, key_id, since, ids))
+    records, use = _or_last(lambda: _settled(stack, url, key_id, since, ids, len(refused)))
     lines = Counter(record["request_id"] for record in records)
     billed = {record["request_id"]: record["completion_tokens"] for record in records}
     short = [each for each in known if billed.get(each.request_id, 0) < each.pieces]
@@ -65,14 +65,18 @@ def counted(records: Sequence[dict[str, Any]], outcome: str = "") -> int:
 
 
 def _settled(
-    stack: Stack, url: str, key_id: str, since: datetime, ids: set[str]
+    stack: Stack, url: str, key_id: str, since: datetime, ids: set[str], refused: int
 ) -> tuple[bool, tuple[list[dict[str, Any]], dict[str, Any]]]:
-    """The key's lines and what is held, once all known requests are among the lines and nothing is held or on its way."""
+    """The key's lines and what is held, once all known requests are among the lines and nothing is held or on its way.
+
+    Refusals of a flood are a line only once their minute is over.
+    """
     use = _at_rest(stack, url, key_id)
     records = [record for record in stack.usage(since) if record["key_id"] == key_id]
     spent = sum((Decimal(record["cost"]) for record in records), Decimal(0))
     still = any(use["held"].values()) or use["unshipped"] or Decimal(use["spent"]) != spent
-    return not still and ids <= {record["request_id"] for record in records}, (records, use)
+    known = ids <= {record["request_id"] for record in records} and counted(records, "rejected") >= refused
+    return not still and known, (records, use)
 
 
 def _example(told: Told, records: list[dict[str, Any]]) -> dict[str, Any]:

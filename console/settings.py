@@ -88,6 +88,7 @@ INSTALLED_APPS = [
     "console.tenants",
     "console.keys",
     "console.catalog",
+    "console.placement",
     "console.fleet",
     "console.pricing",
     "console.billing",

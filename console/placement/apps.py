@@ -1,0 +1,5 @@
+from django.apps import AppConfig
+
+
+class PlacementConfig(AppConfig):
+    name = "console.placement"
