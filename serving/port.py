@@ -318,7 +318,7 @@ class RequestDetail(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float
     events: Sequence[tuple[str, str, int, Mapping[str, Any]]] = ()
     phases: Sequence[tuple[str, int, int, Mapping[str, Any]]] = ()
-    clock: str = ""  # "shared": both sides read one monotonic clock; "wall": mapped by wall anchors
+    clock: str = ""  # see Timeline in serving.telemetry.timeline
     decision: Mapping[str, Any] = {}  # {policy, reason, at, took_us, replica_id}
     candidates: Sequence[Mapping[str, Any]] = ()
     gaps: Sequence[int] = ()

@@ -17,6 +17,7 @@ from serving.journal import SlotTable
 from serving.metering import Counts, Usage
 from serving.request import Gaps, Request
 from serving.stream import Editor, Piece
+from serving.telemetry.durations import Durations, report_of
 from serving.telemetry.timeline import EngineReport
 from serving.upstream import DONE, Choice, Chunk
 
@@ -85,6 +86,8 @@ class Relay:
             self.counts.take(chunk.usage, self._completion(chunk.usage, choices))
         if chunk.fanlight:
             self._take_report(chunk.fanlight)
+        elif chunk.metrics and self.report is None:
+            self._take_durations(chunk.metrics)
 
     def _completion(self, usage: Usage, choices: list[Choice]) -> int:
         """Engines but ours count each choice for itself until the end."""
@@ -102,6 +105,17 @@ class Relay:
             log.warning("request %s: the engine's timeline cannot be read", self._request.id)
             return
         self.report = self._request.report = report.merged(self.report)
+
+    def _take_durations(self, raw: msgspec.Raw) -> None:
+        try:
+            told = msgspec.json.decode(raw, type=Durations | None)
+        except (msgspec.DecodeError, RecursionError):
+            log.warning("request %s: the engine's metrics cannot be read", self._request.id)
+            return
+        if told is not None:
+            stamps = self._request.stamps
+            report = report_of(told, stamps.posted, stamps.first_chunk, self.counts.prompt, self.counts.cached)
+            self.report = self._request.report = report
 
     def _note_tokens(self, relayed: int, heard: int) -> None:
         """Count before anything is sent on, where it outlives this process."""

@@ -61,6 +61,7 @@ class Chunk(msgspec.Struct):
     choices: msgspec.Raw = msgspec.Raw(b"[]")
     usage: Usage | None = None
     fanlight: msgspec.Raw = msgspec.Raw(b"")
+    metrics: msgspec.Raw = msgspec.Raw(b"")  # vLLM's
     error: msgspec.Raw = msgspec.Raw(b"")
 
 

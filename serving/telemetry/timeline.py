@@ -2,7 +2,8 @@
 
 The gateway stamps with time.monotonic_ns(); the engine reports its own monotonic stamps and the boot id of its machine.
 Where both share a boot the clocks are one ("shared"); else the engine's are mapped through a (wall, monotonic) anchor
-taken on each side ("wall"), and dropped if the result is absurd, as after a clock step.
+taken on each side ("wall"), and dropped if the result is absurd, as after a clock step. The events of an engine that
+tells only how long things took are laid out on the gateway's clock ("durations", see telemetry.durations).
 
 Nothing is clamped: an overlap or a gap between two phases is shown as it is, and what no phase covers is reported as
 unattributed.
@@ -19,6 +20,7 @@ import msgspec
 Event = tuple[str, int, dict[str, Any]]
 Span = tuple[int, int]
 MAX_CHUNK_PARTS = 16
+DURATIONS = "durations"
 _ABSURD_NS = 5_000_000_000  # a mapped stamp this far outside the request proves the anchors wrong
 
 
@@ -30,8 +32,9 @@ class Anchor(msgspec.Struct, frozen=True):
 
 
 class EngineReport(msgspec.Struct):
-    """What the embedded engine tells of one sequence, in the chunk's `fanlight` field."""
+    """What an engine tells of one sequence; the embedded one in the chunk's `fanlight` field."""
 
+    clock: str = ""  # DURATIONS: its events are on the gateway's clock
     boot_id: str = ""
     anchor: Anchor | None = None
     events: list[Event] = []
@@ -92,7 +95,7 @@ class Timeline(msgspec.Struct):
 
     phases: list[Phase]
     events: list[tuple[str, str, int, dict[str, Any]]]
-    clock: str  # "shared", "wall" or "" where the engine told nothing usable
+    clock: str  # "shared", "wall", "durations", or "" where the engine told nothing usable
     unattributed: int
 
     def totals(self) -> dict[str, int]:
@@ -152,6 +155,8 @@ def _on_gateway_clock(
 ) -> tuple[list[Event], str]:
     if report is None or not report.events:
         return [], ""
+    if report.clock == DURATIONS:
+        return list(report.events), DURATIONS
     if boot and report.boot_id == boot:
         return list(report.events), "shared"
     if report.anchor is None:
@@ -203,7 +208,7 @@ _ENGINE_PHASES = (
 
 def _engine(stamps: Stamps, events: Sequence[Event]) -> Iterator[Phase]:
     first = _first_of(events)
-    received = first.get("RECEIVED")
+    received = first.get("RECEIVED") or first.get("QUEUED")
     if received is None:
         if stamps.posted:
             yield Phase("connect", stamps.routed, stamps.posted)
@@ -213,7 +218,7 @@ def _engine(stamps: Stamps, events: Sequence[Event]) -> Iterator[Phase]:
     for name, begins, ends in _ENGINE_PHASES:
         begin, end = first.get(begins), first.get(ends)
         if begin is None:
-            return
+            continue
         if end is None:
             # cut or broken here: what it did is known up to the last chunk that arrived
             yield Phase(name, begin[1], stamps.last_chunk or stamps.ended)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import httpx
@@ -85,3 +86,38 @@ async def test_an_unreadable_timeline_costs_nothing(stack: Stack, client: httpx.
     stack.engine.script = odd
     assert (await client.post(CHAT, json=chat())).status_code == 200
     assert (await stack.the_settled()).detail.clock == ""
+
+
+async def test_an_engine_that_tells_durations_gets_its_phases(stack: Stack, client: httpx.AsyncClient) -> None:
+    async def as_vllm_does(call: EngineCall) -> None:
+        await call.head()
+        await asyncio.sleep(0.05)
+        for word in ("a", "b", "c"):
+            await call.token(word)
+        told = {"queue_time_ms": 10.0, "time_to_first_token_ms": 30.0, "generation_time_ms": 1.5, "mean_itl_ms": 0.7}
+        await call.event(call.chunk(call.choice(None, finish="stop")))
+        await call.event(call.chunk(metrics=told))
+        await call.event(b"[DONE]")
+        await call.end()
+
+    stack.engine.script = as_vllm_does
+    assert (await client.post(CHAT, json=chat(stream=True))).status_code == 200
+    entry = await stack.the_settled()
+    found = lengths(entry)
+    assert entry.detail.clock == "durations"
+    assert (entry.record.engine_queue_us, entry.record.prefill_us) == (10_000, 30_000)
+    assert found["decode"] == 1500
+    assert entry.record.unattributed_us <= 0.05 * entry.record.duration_us
+
+
+@pytest.mark.parametrize("metrics", [[], "x", {"queue_time_ms": "soon"}, {"time_to_first_token_ms": 9e12}, None])
+async def test_durations_that_cannot_be_used_cost_nothing(
+    stack: Stack, client: httpx.AsyncClient, metrics: object
+) -> None:
+    async def odd(call: EngineCall) -> None:
+        await call.head()
+        await call.token("x", metrics=metrics)
+        await call.finish()
+
+    stack.engine.script = odd
+    assert (await client.post(CHAT, json=chat())).status_code == 200
