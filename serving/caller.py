@@ -30,6 +30,9 @@ class Caller(Protocol):
     def queued(self, place: Place) -> None:
         """It waits for a replica, there in the queue."""
 
+    def starting(self, eta_s: float) -> None:
+        """It waits for a deployment that is being started, for so many seconds more, as far as is known."""
+
     async def deliver(self, body: bytes, request: Request) -> None:
         """An answer in one piece; stamps `delivered`."""
 

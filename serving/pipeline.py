@@ -8,11 +8,12 @@ request is settled by code that does not await, so that nothing can come between
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
 
-from serving import admission, apikey, auth, claims, dispatch, routing
+from serving import admission, apikey, auth, claims, dispatch, routing, starting
 from serving.admission import Admission
 from serving.answer import Answer
 from serving.attempt import Attempt
@@ -38,6 +39,7 @@ from serving.request import GAP_UNIT_NS, Request
 from serving.router import Plan, Router
 from serving.shadow import Shadows
 from serving.snapshot import Configuration
+from serving.starting import Start, Starts
 from serving.telemetry import record, timeline
 from serving.telemetry.metrics import Metrics
 from serving.watch import Watch
@@ -71,6 +73,7 @@ class Pipeline:
         self.router = Router(configuration, live, pool, coordinator)
         self.admission = Admission(settings)
         self.shadows = Shadows(self)
+        self.starts = Starts(configuration, coordinator)
         self.in_flight: dict[str, Request] = {}
         self.watched: dict[str, Watch] = {}
         self.stopping = False
@@ -180,8 +183,8 @@ class Run:
         request, pipeline = self._request, self._pipeline
         assert request.route is not None
         await pipeline.pause("routing")
+        plan = await self._first_plan()
         self._queue_until = time.monotonic() + request.route.queue_timeout_s
-        plan = self._plan()
         claim = claims.claim(request, plan.pool, plan.ranking, body)
         request.claimed = True
         verdict = await pipeline.coordinator.admit(claim)
@@ -195,6 +198,40 @@ class Run:
             if self._caller.dialect.generates:
                 pipeline.shadows.send(request, self._caller.dialect, deployment_id)
         return replica
+
+    async def _first_plan(self) -> Plan:
+        """A plan; where what it needs sleeps, that is woken, and waited for where the route says so."""
+        request, starts = self._request, self._pipeline.starts
+        assert request.route is not None
+        try:
+            return self._plan()
+        except Unavailable:
+            start = starts.look(request.route)
+            if start is None:
+                raise
+        if request.route.on_stopped != "hold":
+            raise starting.refusal(start)
+        with starts.holding(request.route, start):
+            self._note_opened(None)
+            return await self._held(start)
+
+    async def _held(self, start: Start) -> Plan:
+        """The plan once what starts is ready. Raises Unavailable when the route's patience ends."""
+        request, starts = self._request, self._pipeline.starts
+        assert request.route is not None
+        until = time.monotonic() + request.route.hold_s
+        request.stamps.held = time.monotonic_ns()
+        try:
+            while True:
+                self._caller.starting(start.eta_s)
+                await starts.news()
+                with contextlib.suppress(Unavailable):
+                    return self._plan()
+                start = starts.look(request.route) or start
+                if time.monotonic() > until:
+                    raise starting.refusal(start)
+        finally:
+            request.stamps.awake = time.monotonic_ns()
 
     async def _move(self, error: GatewayError) -> Replica:
         """A slot elsewhere for another attempt, after a moment; `error` counts where nobody else can be asked."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
@@ -59,6 +60,7 @@ class InsideCaller:
         self._limit = settings.unsent_bytes_limit
         self._body_limit = settings.max_body_bytes
         self._unsent = 0
+        self._told_eta_s = -1
         self._deltas: asyncio.Queue[Delta | None] = asyncio.Queue()
 
     async def next(self) -> Delta | None:
@@ -90,6 +92,12 @@ class InsideCaller:
 
     def queued(self, place: Place) -> None:
         self._deltas.put_nowait(self._delta("queued", position=place.position, depth=place.depth))
+
+    def starting(self, eta_s: float) -> None:
+        if math.ceil(eta_s) == self._told_eta_s:
+            return
+        self._told_eta_s = math.ceil(eta_s)
+        self._deltas.put_nowait(self._delta("starting", eta_s=eta_s))
 
     async def deliver(self, body: bytes, request: Request) -> None:
         raise AssertionError("the playground always streams")

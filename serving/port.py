@@ -113,12 +113,23 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
         return f"<Replica {self.name} {self.id} epoch {self.epoch}>"
 
 
+class Deployment(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a deployment besides its replicas: whether it will have one, and when."""
+
+    id: str
+    name: str
+    wakes: bool = False  # it was stopped because nobody asked: a request starts it
+    starting_at: float | None = None  # wall seconds since which its first replica has been starting
+    start_s: float = 60.0  # how long a start takes, by earlier ones
+
+
 class Target(msgspec.Struct, frozen=True):
     """One deployment behind a route. Weights are relative; a shadow gets copies of weight percent of the requests."""
 
     deployment_id: str
     weight: int = 100
     role: str = "stable"  # "stable", "canary" or "shadow"
+    stands_in: bool = True  # may take more than its share where others cannot; False: quantised and not evaluated
 
 
 class Objectives(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,6 +165,9 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     deadline_s: float = 600.0  # for requests without streaming
     first_token_deadline_s: float = 120.0
     inter_token_deadline_s: float = 60.0
+    on_stopped: str = "refuse"  # a request for a sleeping deployment: "refuse" tells when to come back, "hold" waits
+    hold_s: float = 300.0
+    max_held: int = 100  # requests that wait so in one gateway process
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,6 +179,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     playground: Mapping[str, Principal]  # by tenant id
     routes: Mapping[str, Route]  # by public name
     replicas: Mapping[str, Replica]  # by replica id
+    deployments: Mapping[str, Deployment] = {}  # by deployment id
 
 
 class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
@@ -239,6 +254,7 @@ PHASES = (
     "receive",  # first byte to whole body
     "auth",  # key to Principal
     "admission",  # body checked, limits reserved
+    "start",  # waiting for a deployment without a worker to be started
     "queue",  # waiting for a slot at the gateway
     "routing",  # choosing the replica
     "connect",  # request written until the engine has read it
@@ -392,7 +408,7 @@ class RecordSink(Protocol):
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
     """One piece of a streamed answer for a caller inside the process (the playground)."""
 
-    kind: str  # "queued", "started", "delta", "done", "error"
+    kind: str  # "starting", "queued", "started", "delta", "done", "error"
     request_id: str
     text: str = ""
     finish_reason: str | None = None
@@ -404,6 +420,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     replica: str = ""
     position: int = 0  # in the queue, of `depth` that wait
     depth: int = 0
+    eta_s: float = 0.0  # of a deployment that is being started
     status: int = 200
     code: str = ""
     message: str = ""

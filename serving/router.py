@@ -75,7 +75,7 @@ class Router:
                 load=self._live.load(each.id),
                 in_use=self._coordinator.in_use(each.id),
                 cached_tokens=expected.get(each.id, 0),
-                verdict=verdicts[each.id],
+                verdict=verdicts[each.id] or ("" if pool is not None else "not among those that may take it"),
             )
             for each in replicas
             if pool is None or each.deployment_id == pool

@@ -45,13 +45,13 @@ class Configuration:
         return now - self._fresh_at
 
     def replicas(self, snapshot: Snapshot, route: Route) -> list[Replica]:
-        """Every replica of the route's deployments, in any state."""
+        """Every replica of the route's deployments, fallbacks included, in any state."""
         if self._indexed is None or self._indexed.replicas is not snapshot.replicas:
             self._by_deployment = {}
             for replica in snapshot.replicas.values():
                 self._by_deployment.setdefault(replica.deployment_id, []).append(replica)
         self._indexed = snapshot
         found: list[Replica] = []
-        for target in route.targets:
-            found += self._by_deployment.get(target.deployment_id, ())
+        for deployment_id in dict.fromkeys([*(each.deployment_id for each in route.targets), *route.fallbacks]):
+            found += self._by_deployment.get(deployment_id, ())
         return found

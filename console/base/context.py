@@ -92,6 +92,7 @@ def _words() -> dict[str, str]:
         "idle": _("idle"),
         "waiting": _("waiting"),
         "queued": _("waiting, place {place} of {of}"),
+        "starting": _("the model is being started, about {seconds} s more"),
         "streaming": _("streaming"),
         "stopped": _("stopped"),
         "failed": _("failed"),

@@ -75,13 +75,14 @@ def _write_targets(actor: Actor, route: Route, targets: Any) -> None:
     if len({deployment.pk for deployment, _values in wanted}) != len(wanted):
         raise Refused("targets names a deployment twice.", "targets.deployment")
     names = {deployment.name for deployment, _values in wanted}
-    for target in route.targets.select_related("deployment").exclude(deployment__name__in=names):
-        remove_target(actor, route, target.deployment)
-    for deployment, values in wanted:
-        try:
+    wanted.sort(key=lambda each: each[0].quantisation != "")  # these get their small share of what the others have
+    try:
+        for deployment, values in wanted:
             set_target(actor, route, deployment, values)
-        except Refused as error:
-            raise Refused(str(error), f"targets.{error.field}") from None
+        for target in route.targets.select_related("deployment").exclude(deployment__name__in=names):
+            remove_target(actor, route, target.deployment)
+    except Refused as error:
+        raise Refused(str(error), f"targets.{error.field}") from None
 
 
 def _admins_only(request: HttpRequest) -> None:

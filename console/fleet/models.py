@@ -65,6 +65,8 @@ class Deployment(models.Model):
     max_requests = models.PositiveIntegerField(null=True, blank=True)
     max_age_s = models.PositiveIntegerField(null=True, blank=True)
     max_rss_bytes = models.BigIntegerField(null=True, blank=True)
+    # learnt
+    start_s = models.FloatField(null=True)  # from a worker's launch until it is ready, as its last starts took
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:
@@ -335,6 +337,7 @@ class RouteTarget(models.Model):
     deployment = models.ForeignKey(Deployment, on_delete=models.CASCADE, related_name="targets")
     weight = models.PositiveIntegerField(default=100)
     role = models.CharField(max_length=8, choices=Role.choices, default=Role.STABLE, db_default="stable")
+    unevaluated = models.BooleanField(default=False, db_default=False)  # lets one that is not evaluated have any share
 
     class Meta:
         ordering = ["id"]

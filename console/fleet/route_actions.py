@@ -29,12 +29,21 @@ ROUTE_CHECKS: Mapping[str, Check] = {
     "deadline_s": number(1, 86_400),
     "first_token_deadline_s": number(1, 86_400),
     "inter_token_deadline_s": number(1, 86_400),
+    "on_stopped": choice(("refuse", "hold")),
+    "hold_s": number(1, 3600),
+    "max_held": whole(0, 100_000),
     "objective_availability": optional(number(0.5, 1)),
     "objective_ttft_p99_ms": optional(number(1, 3_600_000)),
     "objective_itl_p99_ms": optional(number(1, 3_600_000)),
     "objective_jitter": optional(number(1, 1000)),
 }
-TARGET_CHECKS: Mapping[str, Check] = {"weight": whole(0, 10_000), "role": choice(RouteTarget.Role.values)}
+TARGET_CHECKS: Mapping[str, Check] = {
+    "weight": whole(0, 10_000),
+    "role": choice(RouteTarget.Role.values),
+    "unevaluated": flag,
+}
+UNEVALUATED_SHARE = 0.05
+"""Of a route, at most, for a quantised deployment that was not evaluated against its full-precision twin."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,119}")
 
 
@@ -66,19 +75,29 @@ def set_route(actor: Actor, route: Route, values: Mapping[str, Any]) -> Route:
 
 @transaction.atomic
 def set_target(actor: Actor, route: Route, deployment: Deployment, values: Mapping[str, Any]) -> RouteTarget:
-    """Add a deployment to a route, or change its weight or role there."""
+    """Add a deployment to a route, or change its weight or role there.
+
+    Raises Refused where one that is not evaluated would take too much, unless `unevaluated` says that it may.
+    """
     _admins_only(actor)
-    found = checked(TARGET_CHECKS, values)
+    target = _write_target(actor, route, deployment, checked(TARGET_CHECKS, values))
+    check_shares(route)
+    return target
+
+
+def _write_target(actor: Actor, route: Route, deployment: Deployment, found: Mapping[str, Any]) -> RouteTarget:
     target = RouteTarget.objects.select_for_update().filter(route=route, deployment=deployment).first()
     role = found.get("role") or (target.role if target else RouteTarget.Role.STABLE)
     weight = found.get("weight", target.weight if target else 100)
     if role == RouteTarget.Role.SHADOW and weight > 100:
         raise Refused("weight of a shadow is a share of the requests: 0 to 100 percent.", "weight")
     if target is None:
-        target = RouteTarget.objects.create(route=route, deployment=deployment, weight=weight, role=role)
-        record(actor, "route.target", route, deployment=deployment.name, weight=[None, weight], role=[None, role])
+        columns = {**found, "weight": weight, "role": role}
+        target = RouteTarget.objects.create(route=route, deployment=deployment, **columns)
+        added = {name: [None, value] for name, value in columns.items()}
+        record(actor, "route.target", route, None, deployment=deployment.name, **added)
         return target
-    changed = change(target, {"weight": weight, "role": role})
+    changed = change(target, {**found, "weight": weight, "role": role})
     if changed:
         record(actor, "route.target", route, None, deployment=deployment.name, **changed)
     return target
@@ -92,6 +111,23 @@ def remove_target(actor: Actor, route: Route, deployment: Deployment) -> None:
     if not removed:
         raise Refused(f"{deployment} is no target of {route}.", "deployment")
     record(actor, "route.target", route, deployment=deployment.name, removed=True)
+    check_shares(route)
+
+
+def check_shares(route: Route) -> None:
+    """Raise Refused where a quantised deployment that was not evaluated has more of a route than it may."""
+    targets = route.targets.exclude(role=RouteTarget.Role.SHADOW).select_related("deployment")
+    total = sum(each.weight for each in targets)
+    for each in targets:
+        deployment = each.deployment
+        free = each.unevaluated or deployment.evaluated or not deployment.quantisation
+        if not free and each.weight > UNEVALUATED_SHARE * total:
+            raise Refused(
+                f"{deployment} is quantised ({deployment.quantisation}) and not evaluated: it may take "
+                f"{UNEVALUATED_SHARE:.0%} of {route}, and would take {each.weight / total:.0%}. Lower its weight, or "
+                "set unevaluated on the target, which the audit log keeps.",
+                "weight",
+            )
 
 
 @transaction.atomic

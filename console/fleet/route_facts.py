@@ -17,10 +17,16 @@ def route_facts(route: Route) -> dict[str, Any]:
         "name": route.name,
         **{name: getattr(route, name) for name in ROUTE_CHECKS},
         "targets": [
-            {"deployment": t.deployment.name, "weight": t.weight, "role": t.role, **_analysis(t)} for t in targets
+            {"deployment": t.deployment.name, "weight": t.weight, "role": t.role, **_unevaluated(t), **_analysis(t)}
+            for t in targets
         ],
         "fallbacks": [fallback.deployment.name for fallback in fallbacks],
     }
+
+
+def _unevaluated(target: RouteTarget) -> dict[str, Any]:
+    """Only told of a target that may have more than its deployment's evaluation allows."""
+    return {"unevaluated": True} if target.unevaluated else {}
 
 
 def _analysis(target: RouteTarget) -> dict[str, Any]:

@@ -80,6 +80,8 @@ def rule_rows(route: Route) -> list[tuple[str, str, str, str]]:
         ("first_token_deadline_s", _("Deadline of the first token"), route.first_token_deadline_s, "s"),
         ("inter_token_deadline_s", _("Deadline between tokens"), route.inter_token_deadline_s, "s"),
         ("deadline_s", _("Deadline without streaming"), route.deadline_s, "s"),
+        ("hold_s", _("Longest wait for a start"), route.hold_s, "s"),
+        ("max_held", _("Most requests held for a start"), route.max_held, ""),
         ("max_model_len", _("Context"), route.max_model_len, _("tok")),
         ("max_prompt_tokens", _("Longest prompt"), route.max_prompt_tokens, _("tok")),
         ("default_max_tokens", _("Longest answer where none is asked"), route.default_max_tokens, _("tok")),

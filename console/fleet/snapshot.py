@@ -20,7 +20,7 @@ from console.errors import first_line
 from console.tenants.limits import LIMITS, limits_of, lower
 from console.version import version
 from engine.adapters import embedded
-from serving.port import Objectives, Price, Principal, Replica, Route, Snapshot, Target
+from serving.port import Deployment, Objectives, Price, Principal, Replica, Route, Snapshot, Target
 
 log = logging.getLogger(__name__)
 
@@ -41,9 +41,17 @@ SELECT r.*, r.id::text AS id, extract(epoch FROM r.created_at)::bigint AS create
            AS fallbacks
 FROM fleet_route r
 """
-_TARGETS = (
-    "SELECT route_id::text, deployment_id::text, weight, role FROM fleet_routetarget WHERE weight > 0 ORDER BY id"
-)
+_TARGETS = """
+SELECT t.route_id::text, t.deployment_id::text, t.weight, t.role,
+       t.unevaluated OR d.evaluated OR d.quantisation = '' AS stands_in
+FROM fleet_routetarget t JOIN fleet_deployment d ON d.id = t.deployment_id WHERE t.weight > 0 ORDER BY t.id
+"""
+_DEPLOYMENTS = """
+SELECT d.id::text, d.name, d.start_s, d.desired_replicas = 0 AND d.min_replicas = 0 AND d.autoscale AS wakes,
+       (SELECT extract(epoch FROM min(r.started_at))::float8 FROM fleet_replica r
+        WHERE r.deployment_id = d.id AND r.state IN ('starting', 'loading', 'verifying')) AS starting_at
+FROM fleet_deployment d WHERE d.engine <> 'external'
+"""
 _PRICES = """
 SELECT DISTINCT ON (model, currency) model, currency, version,
        (input * 1000000)::bigint AS input, (cached_input * 1000000)::bigint AS cached_input,
@@ -153,7 +161,7 @@ async def _load(connection: psycopg.AsyncConnection[dict[str, Any]]) -> tuple[Sn
     try:
         versions = await rows(_VERSION)
         keys = await rows(_KEYS)
-        replicas = await rows(_REPLICAS)
+        replicas, deployments = await rows(_REPLICAS), await rows(_DEPLOYMENTS)
         routes, targets, prices = await rows(_ROUTES), await rows(_TARGETS), await rows(_PRICES)
         (next_price,) = await rows(_NEXT_PRICE)
     finally:
@@ -165,6 +173,7 @@ async def _load(connection: psycopg.AsyncConnection[dict[str, Any]]) -> tuple[Sn
         playground={row["tenant_id"]: _principal(row) for row in keys if row["kind"] == "playground"},
         routes={row["name"]: _route(row, targets, prices) for row in routes},
         replicas={replica.id: replica for replica in map(_replica, replicas) if replica is not None},
+        deployments={row["id"]: _deployment(row) for row in deployments},
     )
     return snapshot, next_price["at"]
 
@@ -198,7 +207,9 @@ def _route(row: dict[str, Any], targets: list[dict[str, Any]], prices: list[dict
     return Route(
         **{name: row[name] for name in _ROUTE_COLUMNS},
         targets=tuple(
-            Target(t["deployment_id"], t["weight"], t["role"]) for t in targets if t["route_id"] == row["id"]
+            Target(t["deployment_id"], t["weight"], t["role"], t["stands_in"])
+            for t in targets
+            if t["route_id"] == row["id"]
         ),
         fallbacks=tuple(row["fallbacks"]),
         objectives=Objectives(**objectives),
@@ -208,6 +219,12 @@ def _route(row: dict[str, Any], targets: list[dict[str, Any]], prices: list[dict
             if p["model"] == row["name"]
         },
     )
+
+
+def _deployment(row: dict[str, Any]) -> Deployment:
+    """One that never started is taken to need as long as the struct says."""
+    learnt = {} if row["start_s"] is None else {"start_s": row["start_s"]}
+    return Deployment(id=row["id"], name=row["name"], wakes=row["wakes"], starting_at=row["starting_at"], **learnt)
 
 
 def _replica(row: dict[str, Any]) -> Replica | None:

@@ -2,7 +2,7 @@
 it to this socket, never through the channel layer.
 
 in    {"type": "send", "column": 0, "model": …, "messages": […], "params": {…}}    {"type": "stop", "column": 0}
-out   {"type": "queued" | "started" | "delta" | "done" | "stopped" | "error", "column": 0, …}
+out   {"type": "starting" | "queued" | "started" | "delta" | "done" | "stopped" | "error", "column": 0, …}
       at most 30 a second and column
 """
 

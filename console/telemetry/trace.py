@@ -20,6 +20,7 @@ LAYER_OF = {
     "receive": "gateway",
     "auth": "gateway",
     "admission": "gateway",
+    "start": "queue",
     "queue": "queue",
     "routing": "routing",
     "connect": "gateway",
@@ -36,6 +37,7 @@ HATCHED = {"queue", "equeue"}
 # Rows of the waterfall, top to bottom: which phases share one.
 _ROWS = (
     ("receive", "auth", "admission"),
+    ("start",),
     ("queue",),
     ("routing",),
     ("connect",),
@@ -68,6 +70,7 @@ def _phase_title(phase: str) -> str:
         "receive": pgettext("phase", "receive"),
         "auth": pgettext("phase", "auth"),
         "admission": pgettext("phase", "admission"),
+        "start": pgettext("phase", "start"),
         "queue": pgettext("phase", "queue"),
         "routing": pgettext("phase", "routing"),
         "connect": pgettext("phase", "connect"),
@@ -84,6 +87,7 @@ def _phase_title(phase: str) -> str:
 def _row_title(phases: tuple[str, ...]) -> str:
     return {
         "receive": _("Gateway"),
+        "start": _("Start"),
         "queue": _("Queue"),
         "routing": _("Routing"),
         "connect": _("Connect"),
@@ -276,6 +280,8 @@ def _note(kind: str, members: Sequence[Phase], body: Mapping[str, Any], row: Req
         case "routing":
             n = len(body.get("candidates", ()))
             return ngettext("%(n)s candidate", "%(n)s candidates", n) % {"n": n} if n else ""
+        case "start":
+            return _("waiting for the model to be started")
         case "queue":
             ahead = members[0][3].get("ahead")
             if isinstance(ahead, int):

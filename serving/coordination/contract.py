@@ -168,3 +168,6 @@ class Coordinator(Protocol):
 
     def waiting(self, pool: str) -> int:
         """Requests waiting in a pool over all processes, as last heard."""
+
+    def wake(self, deployment_id: str) -> None:
+        """Have the controller start a deployment that has no worker. Never waits; while alone nobody hears it."""

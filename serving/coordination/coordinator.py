@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 import uuid
 from collections.abc import Callable
@@ -13,6 +14,8 @@ from serving.coordination import wire
 from serving.coordination.contract import Claim, Granted, Place, QueueTimeout, Refused, Slots, Used, Waiting
 from serving.coordination.held import Held
 from serving.coordination.model.model import Model
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Arguments = Callable[
@@ -56,6 +59,10 @@ class LocalCoordinator:
     def place(self, request_id: str) -> Place | None:
         held = self._held.get(request_id)
         return held.place if held else None
+
+    def wake(self, deployment_id: str) -> None:
+        """The controller listens at Valkey."""
+        log.warning("deployment %s was asked for and sleeps; it cannot be woken without Valkey", deployment_id)
 
     def waiting(self, pool: str) -> int:
         return self._depths.get(pool, 0)

@@ -186,6 +186,12 @@ class SharedCoordinator(LocalCoordinator):
     ) -> None:
         link.call(function, [self._process, self._epoch, *arguments(1, self._sharers())], answer)
 
+    def wake(self, deployment_id: str) -> None:
+        if self._link is None:
+            super().wake(deployment_id)
+        else:
+            self._link.call("wake", [deployment_id], lambda _reply: None)
+
     def _sharers(self) -> int:
         """Among how many processes slots are divided now."""
         return self._shares if time.monotonic() < self._settled_at else 1

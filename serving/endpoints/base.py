@@ -40,6 +40,9 @@ class HttpCaller:
     def queued(self, place: Place) -> None:
         """HTTP has no way to tell before the answer begins; the console shows it."""
 
+    def starting(self, eta_s: float) -> None:
+        """Nor here."""
+
     async def deliver(self, body: bytes, request: Request) -> None:
         request.started = True
         await self._exchange.deliver(body)

@@ -45,11 +45,14 @@ def pick_target(
     """Choose for one request; `ready` is from `takers`, `hints` from `permitted`, `draw` uniform in [0, 1).
 
     A sticky route goes by the key, any other by the draw. Copies go by the draw, independent of the choice.
+    Targets that may not stand in for others take nothing while those that should take the rest cannot.
     """
     if hints.replica or hints.target:
         return _wished(route, ready, hints)
     sharing = [each for each in route.targets if each.role != SHADOW and each.weight > 0]
     able = [each for each in sharing if ready.get(each.deployment_id)]
+    if len(able) < len(sharing) and not any(each.stands_in for each in able):
+        able = []
     if not able:
         return _fallback(route, ready, bool(sharing))
     chosen = able[0] if len(able) == 1 else _split(able, key_id if route.sticky else None, draw)

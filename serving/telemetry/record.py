@@ -117,7 +117,7 @@ def _record(request: Request, bill: Billed, merged: Timeline, settings: GatewayS
         itl_p99_us=percentile(gaps, 0.99) * unit if gaps else None,
         itl_max_us=request.gaps.longest * unit if gaps else None,
         gateway_us=sum(spent(name, 0) for name in _GATEWAY_PHASES) // _US,
-        queue_us=spent("queue", 0) // _US,
+        queue_us=(spent("start", 0) + spent("queue", 0)) // _US,
         engine_queue_us=(spent("tokenize", 0) + spent("engine_queue", 0)) // _US,
         prefill_us=spent("prefill", 0) // _US,
         decode_us=spent("decode", 0) // _US,

@@ -62,6 +62,8 @@ class Stamps(msgspec.Struct):
     authenticated: int = 0
     body: int = 0
     admitted: int = 0
+    held: int = 0  # it waits for a deployment to be started, until `awake`; 0 where there was no need
+    awake: int = 0
     claimed: int = 0  # the coordinator's word on limits and a slot
     granted: int = 0  # the end of waiting for a slot; 0 where there was none
     routed: int = 0  # the replica is chosen: everything from here to the engine's RECEIVED is `connect`
@@ -181,6 +183,10 @@ def _arrival(stamps: Stamps) -> Iterator[Phase]:
 def _routing(stamps: Stamps, failed: Sequence[FailedAttempt]) -> Iterator[Phase]:
     """Choosing, and for each attempt that failed: the time it cost, then choosing again."""
     since = stamps.admitted
+    if stamps.held:
+        yield Phase("routing", since, stamps.held)
+        yield Phase("start", stamps.held, stamps.awake)
+        since = stamps.awake
     if stamps.granted:
         yield Phase("routing", since, stamps.claimed)
         yield Phase("queue", stamps.claimed, stamps.granted)
@@ -243,7 +249,7 @@ def _departure(stamps: Stamps, events: Sequence[Event]) -> Iterator[Phase]:
 
 def _last_before_dispatch(stamps: Stamps) -> int:
     before = (stamps.received, stamps.authenticated, stamps.body, stamps.admitted)
-    return max(*before, stamps.claimed, stamps.granted, stamps.routed)
+    return max(*before, stamps.awake, stamps.claimed, stamps.granted, stamps.routed)
 
 
 def _first_of(events: Sequence[Event]) -> dict[str, Event]:

@@ -166,6 +166,7 @@ function start(setup) {
           trace.href = `/requests/${frame.request_id}/`;
           trace.classList.remove("shut");
         }
+        if (frame.type === "starting") state(say("starting", { seconds: num(Math.ceil(frame.eta_s)) }), "warn");
         if (frame.type === "queued") state(say("queued", { place: num(frame.position), of: num(frame.depth) }), "warn");
         if (frame.type === "started") state(say("waiting"), "");
         if (frame.text) {

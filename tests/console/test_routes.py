@@ -39,6 +39,42 @@ def actions() -> list[str]:
     return list(AuditEntry.objects.order_by("id").values_list("action", flat=True))
 
 
+@pytest.fixture
+def quantised(deployments: list[Deployment]) -> Deployment:
+    deployments[1].quantisation = "int8"
+    deployments[1].save()
+    return deployments[1]
+
+
+def test_what_is_not_evaluated_gets_five_percent(
+    route: Route, deployments: list[Deployment], quantised: Deployment
+) -> None:
+    with pytest.raises(Refused, match="not evaluated: it may take 5% of chat, and would take 100%"):
+        set_target(COMMAND_LINE, route, quantised, {})
+    assert not route.targets.exists()
+    set_target(COMMAND_LINE, route, deployments[0], {"weight": 95})
+    set_target(COMMAND_LINE, route, quantised, {"weight": 5})
+    with pytest.raises(Refused, match="would take 6%"):
+        set_target(COMMAND_LINE, route, quantised, {"weight": 6})
+    with pytest.raises(Refused, match="would take 100%"):
+        remove_target(COMMAND_LINE, route, deployments[0])
+    assert route.targets.count() == 2
+    set_target(COMMAND_LINE, route, quantised, {"weight": 50, "unevaluated": "yes"})
+    details = AuditEntry.objects.order_by("-id")[0].details
+    assert details == {"deployment": "b", "weight": [5, 50], "unevaluated": [False, True]}
+    assert route_facts(route)["targets"][1] == {"deployment": "b", "weight": 50, "role": "stable", "unevaluated": True}
+
+
+def test_an_evaluated_one_gets_any_share(route: Route, quantised: Deployment) -> None:
+    quantised.evaluated = True
+    quantised.save()
+    set_target(COMMAND_LINE, route, quantised, {})
+
+
+def test_a_shadow_of_what_is_not_evaluated_serves_nobody(route: Route, quantised: Deployment) -> None:
+    set_target(COMMAND_LINE, route, quantised, {"role": "shadow", "weight": 100})
+
+
 def test_targets_have_weights_and_roles(route: Route, deployments: list[Deployment]) -> None:
     a, b, _c = deployments
     set_target(COMMAND_LINE, route, a, {})

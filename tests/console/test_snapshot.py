@@ -155,6 +155,32 @@ async def test_a_route_carries_its_rules_targets_fallbacks_and_prices(tmp_path: 
         await source.stop()
 
 
+def asleep(replica: Replica) -> None:
+    """Its deployment is stopped because nobody asks."""
+    deployment = replica.deployment
+    Replica.objects.filter(pk=replica.pk).update(state="stopped")
+    for name, value in {"desired_replicas": 0, "min_replicas": 0, "autoscale": True, "start_s": 42.0}.items():
+        setattr(deployment, name, value)
+    deployment.save()
+
+
+async def test_a_sleeping_deployment_can_be_woken_and_a_starting_one_says_since_when(tmp_path: Path) -> None:
+    source = DatabaseSnapshots(tmp_path / "snapshot.json")
+    await source.start()
+    try:
+        replica = await sync_to_async(priced_route)()
+        key = str(replica.deployment_id)
+        await sync_to_async(asleep)(replica)
+        seen = await until(source, lambda s: key in s.deployments and s.deployments[key].wakes)
+        assert (seen.deployments[key].starting_at, seen.deployments[key].start_s) == (None, 42.0)
+        begun = timezone.now()
+        await Replica.objects.filter(pk=replica.pk).aupdate(state="loading", started_at=begun)
+        seen = await until(source, lambda s: s.deployments[key].starting_at is not None)
+        assert seen.deployments[key].starting_at == pytest.approx(begun.timestamp(), abs=1e-3)
+    finally:
+        await source.stop()
+
+
 async def test_a_key_carries_its_limits_and_its_tenants(tmp_path: Path) -> None:
     source = DatabaseSnapshots(tmp_path / "snapshot.json")
     await source.start()

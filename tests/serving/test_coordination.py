@@ -404,3 +404,15 @@ async def test_a_grant_whose_message_was_lost_is_found_by_the_heartbeat(valkey: 
         coordinator._link._on_message = lambda _: None  # type: ignore[union-attr]
         coordinator.settle(first.id, USED)
         assert (await coordinator.granted(waiting.id, 20)).replica_id == "r1"
+
+
+async def test_what_sleeps_is_woken_through_valkey(valkey: PrivateValkey) -> None:
+    async with coordinators(valkey, 1) as (coordinator,):
+        coordinator.wake("d1")
+        with valkey.client() as client:
+            for _ in range(100):
+                if client.exists("fl:wake:d1"):
+                    break
+                await asyncio.sleep(0.02)
+            assert abs(float(client.get("fl:wake:d1")) - time.time()) < 60
+            assert 0 < client.ttl("fl:wake:d1") <= 60

@@ -135,6 +135,16 @@ class Migration(migrations.Migration):
         ),
         migrations.AddField(
             model_name='deployment',
+            name='start_s',
+            field=models.FloatField(null=True),
+        ),
+        migrations.AddField(
+            model_name='routetarget',
+            name='unevaluated',
+            field=models.BooleanField(db_default=False, default=False),
+        ),
+        migrations.AddField(
+            model_name='deployment',
             name='signal',
             field=models.CharField(choices=[('busy', 'Busy: share of time in steps × fill of the batch'), ('utilisation', 'GPU utilisation'), ('requests', 'Requests per second and replica'), ('queue_wait', 'Wait in the queue')], db_default='busy', default='busy', max_length=16),
         ),

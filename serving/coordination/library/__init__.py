@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-PARTS = ("windows", "budgets", "queue", "requests", "admit", "settle", "processes", "reading", "register")
+PARTS = ("windows", "budgets", "queue", "requests", "admit", "settle", "processes", "reading", "wake", "register")
 _FOLDER = Path(__file__).parent
 _encode = msgspec.msgpack.Encoder().encode
 

@@ -14,6 +14,7 @@ from console.errors import ConsoleError
 from console.fleet.models import Route, RouteTarget
 from console.fleet.route_actions import (
     ROUTE_CHECKS,
+    TARGET_CHECKS,
     create_route,
     deployment_named,
     remove_target,
@@ -46,6 +47,7 @@ class Command(BaseCommand):
         target.add_argument("deployment")
         target.add_argument("--weight", help="relative; of a shadow, percent of the requests")
         target.add_argument("--role", choices=RouteTarget.Role.values)
+        target.add_argument("--unevaluated", help="yes: a quantised one may take over 5 percent without an evaluation")
         target.add_argument("--remove", action="store_true", help="take it out of the route")
         listing = actions.add_parser("list", help="list every route")
         for each in (create, setting, target, showing, listing):
@@ -78,7 +80,7 @@ class Command(BaseCommand):
         if options["remove"]:
             remove_target(COMMAND_LINE, route, deployment)
         else:
-            given = {name: options[name] for name in ("weight", "role") if options[name] is not None}
+            given = {name: options[name] for name in TARGET_CHECKS if options[name] is not None}
             set_target(COMMAND_LINE, route, deployment, given)
         return [route]
 
