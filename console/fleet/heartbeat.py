@@ -6,27 +6,57 @@ import contextlib
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import redis
 
 from console.fleet import live, probe
+from console.fleet.probe import Answer, Where
+from console.fleet.progress import Busy, Progress
 from console.fleet.reconcile import Probe
+from engine.adapters import adapter
 
 BEAT_S = 0.5
+IDLE_CHECK_S = 30.0  # an engine that cannot tell a stuck core from an idle one proves itself this often while idle
+
+
+@dataclass
+class _Proof:
+    """An engine whose counters rest may rest, or be stuck with requests that it never saw: it is asked for a token.
+
+    The counters of a stuck core say "nothing runs", whatever waits before it.
+    """
+
+    failure: str = ""  # why the last one was not given
+    check: probe.Verification | None = None  # under way
+
+    def look(self, progress: Progress, where: Where, asleep: bool) -> str | None:
+        """Begin or end a check where it is time. Returns why the engine is stuck, or None."""
+        if self.check is not None and not self.check.is_alive():
+            self.failure = "" if self.check.seconds is not None else self.check.failure
+            self.check = None
+        if progress.stepped or asleep:
+            self.failure = ""
+        elif self.check is None and progress.idle_s > IDLE_CHECK_S:
+            progress.idle_s = 0.0
+            self.check = probe.Verification(where.address, where.served_name, progress.limit_s)
+        return f"idle, but: {self.failure}" if self.failure else None
 
 
 @dataclass
 class _Pulse:
     """What is known of one worker. `failing_since` is when the first probe without an answer was sent (monotonic)."""
 
-    url: str
+    where: Where
+    progress: Progress | None = None  # of an engine that does not judge itself
+    busy: Busy = field(default_factory=lambda: Busy(0))
     healthy: bool = True
     reason: str = ""
     failing_since: float | None = None
     answered: bool = False
     asking: bool = False
+    proof: _Proof = field(default_factory=lambda: _Proof())
 
 
 class Heartbeats:
@@ -53,12 +83,13 @@ class Heartbeats:
                 self._pool.submit(self._ask, key, pulse)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def watch(self, replica_id: str, url: str) -> None:
-        """Ask the worker at `url` from now on; another URL is another worker."""
+    def watch(self, replica_id: str, where: Where | str) -> None:
+        """Ask the worker that is there from now on; elsewhere is another worker. A URL alone: the embedded engine."""
+        asked = Where(where) if isinstance(where, str) else where
         with self._lock:
             known = self._pulses.get(replica_id)
-            if known is None or known.url != url:
-                self._pulses[replica_id] = _Pulse(url)
+            if known is None or known.where != asked:
+                self._pulses[replica_id] = _pulse(asked)
 
     def forget(self, replica_id: str) -> None:
         """The worker is gone."""
@@ -78,18 +109,33 @@ class Heartbeats:
         asked_at = time.monotonic()
         stats: dict[str, Any] | None = None
         try:
-            answer = probe.ask(pulse.url)
+            answer = probe.ask(pulse.where)
         except probe.NoAnswer:
             with self._lock:
                 pulse.failing_since = pulse.failing_since or asked_at
         else:
-            stats = answer.stats
-            with self._lock:
-                pulse.healthy, pulse.reason = answer.healthy, answer.reason
-                pulse.failing_since, pulse.answered = None, True
+            stats = self._heard(pulse, answer, asked_at)
         finally:
             with self._lock:
                 pulse.asking = False
-        if stats is not None:
+        if stats:
             with contextlib.suppress(redis.RedisError):
                 live.publish(self._valkey, replica_id, stats)
+
+    def _heard(self, pulse: _Pulse, answer: Answer, now: float) -> dict[str, Any]:
+        """Judge an answer; returns the stats to publish."""
+        stuck = None
+        busy = {"busy": pulse.busy.see(now, answer.stats)} if answer.stats else {}
+        if pulse.progress is not None and answer.stats:
+            stuck = pulse.progress.see(now, answer.stats)
+            stuck = stuck or pulse.proof.look(pulse.progress, pulse.where, bool(answer.stats.get("asleep")))
+        with self._lock:
+            pulse.healthy = answer.healthy and stuck is None
+            pulse.reason = answer.reason or stuck or ""
+            pulse.failing_since, pulse.answered = None, True
+        return {**answer.stats, **busy}
+
+
+def _pulse(where: Where) -> _Pulse:
+    progress = None if adapter(where.engine).judges_itself else Progress(where.max_step_tokens)
+    return _Pulse(where, progress, Busy(where.max_num_seqs, where.max_step_tokens))

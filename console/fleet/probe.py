@@ -1,4 +1,4 @@
-"""Asks workers how they are: /health and /stats over loopback, and one real generation over their socket."""
+"""Asks workers how they are, each in the way of its engine, and has them generate once before they take requests."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import json
 import socket
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
+
+from engine.adapters import adapter
 
 PROBE_TIMEOUT_S = 2.0
 VERIFY_TIMEOUT_S = 120.0
@@ -24,35 +27,52 @@ class NoAnswer(Exception):
 
 
 @dataclass(frozen=True)
+class Where:
+    """A worker to be asked: which engine it is, and where it listens."""
+
+    address: str  # "http://127.0.0.1:1234", or the path of a Unix socket
+    engine: str = "embedded"
+    served_name: str = ""  # of its model: for who has to prove that it still answers
+    max_num_seqs: int = 0
+    max_step_tokens: int = 0  # of its largest step; 0: unknown
+
+
+@dataclass(frozen=True)
 class Answer:
-    """What a worker says of itself: whether it makes progress, why not, and its /stats with `at` (wall seconds)."""
+    """What a worker says of itself: whether it is alive, why not, and its stats with `at` (wall seconds)."""
 
     healthy: bool
     reason: str
     stats: dict[str, Any]
 
 
-def ask(introspection_url: str) -> Answer:
-    """Ask /health and /stats once. Raises NoAnswer."""
-    parts = urlsplit(introspection_url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=PROBE_TIMEOUT_S)
+def ask(where: Where) -> Answer:
+    """Ask for health and stats once. Raises NoAnswer."""
+    engine = adapter(where.engine)
     try:
-        connection.request("GET", "/health")
-        response = connection.getresponse()
-        body = response.read().decode(errors="replace")
-        healthy = response.status == 200
-        connection.request("GET", "/stats")
-        stats = json.loads(connection.getresponse().read())
-        if not isinstance(stats, dict):
-            raise ValueError("/stats is no object")
+        status, bodies = _read(where.address, engine.stats_paths)
+        stats = engine.stats(bodies) if set(bodies) >= set(engine.stats_paths) else {}
+        if status == 200 and not stats:
+            raise ValueError(f"no {' and '.join(engine.stats_paths)}")
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise NoAnswer(str(error)) from error
-    finally:
-        connection.close()
-    return Answer(healthy, "" if healthy else _message(body), {**stats, "at": time.time()})
+    reason = "" if status == 200 else _message(bodies["/health"]) or "its engine is dead"
+    return Answer(status == 200, reason, {**stats, "at": time.time()} if stats else {})
 
 
-def verify(uds: str, served_name: str) -> float:
+def ready(engine: str, uds: str, parameters: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Facts of a worker that writes no ready file, once its health check says 200; None until then."""
+    paths = adapter(engine).facts_paths
+    try:
+        status, bodies = _read(uds, paths)
+        if status != 200 or not set(bodies) >= set(paths):
+            return None
+        return adapter(engine).facts(bodies, parameters)
+    except (OSError, http.client.HTTPException, ValueError, KeyError, IndexError):
+        return None
+
+
+def verify(uds: str, served_name: str, timeout_s: float = VERIFY_TIMEOUT_S) -> float:
     """Have the worker generate two tokens. Returns the seconds it took; raises VerificationError."""
     body = json.dumps(
         {
@@ -63,7 +83,7 @@ def verify(uds: str, served_name: str) -> float:
         }
     )
     started = time.monotonic()
-    connection = _UnixConnection(uds, VERIFY_TIMEOUT_S)
+    connection = _UnixConnection(uds, timeout_s)
     try:
         connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
         response = connection.getresponse()
@@ -82,18 +102,19 @@ def verify(uds: str, served_name: str) -> float:
 class Verification(threading.Thread):
     """A test prompt under way, in a thread that no exit waits for. `seconds` stays None when it fails."""
 
-    def __init__(self, uds: str, served_name: str) -> None:
+    def __init__(self, uds: str, served_name: str, timeout_s: float = VERIFY_TIMEOUT_S) -> None:
         super().__init__(name="verify", daemon=True)
         self.seconds: float | None = None
         self.failure = "The test prompt ended in an unknown way"
         self._uds = uds
         self._served_name = served_name
+        self._timeout_s = timeout_s
         self.start()
 
     def run(self) -> None:
         """Ask once; the outcome stands in `seconds` or `failure`."""
         try:
-            self.seconds = verify(self._uds, self._served_name)
+            self.seconds = verify(self._uds, self._served_name, self._timeout_s)
         except VerificationError as error:
             self.failure = str(error)
 
@@ -107,6 +128,31 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
         self.sock.connect(self._path)
+
+
+def _read(address: str, paths: tuple[str, ...]) -> tuple[int, dict[str, str]]:
+    """The status of /health, and the bodies of it and of those `paths` that answered 200. Raises OSError, …"""
+    connection = _connection(address)
+    try:
+        connection.request("GET", "/health")
+        response = connection.getresponse()
+        status, bodies = response.status, {"/health": response.read().decode(errors="replace")}
+        for path in paths:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            body = response.read().decode(errors="replace")
+            if response.status == 200:
+                bodies[path] = body
+    finally:
+        connection.close()
+    return status, bodies
+
+
+def _connection(address: str) -> http.client.HTTPConnection:
+    if not address.startswith("http://"):
+        return _UnixConnection(address, PROBE_TIMEOUT_S)
+    parts = urlsplit(address)
+    return http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=PROBE_TIMEOUT_S)
 
 
 def _message(body: str) -> str:

@@ -1,0 +1,202 @@
+"""Workers are asked in the way of their engine, over HTTP of a small server that behaves as vLLM does."""
+
+from __future__ import annotations
+
+import json
+import socketserver
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from console.fleet import heartbeat, probe, progress
+from console.fleet.heartbeat import Heartbeats
+from console.fleet.probe import NoAnswer, Where
+
+METRICS = (Path(__file__).parents[1] / "engine" / "vllm-0.32.0-metrics.txt").read_text("utf-8")
+
+
+@dataclass
+class FakeVllm:
+    """What it says. Its core may be stuck while its server answers."""
+
+    health: int = 200
+    running: int = 0
+    steps: int = 4
+    stepping: bool = False  # one step for every look
+    stuck: bool = False  # no prompt gets a token
+    prompts: int = 0
+    released: threading.Event = field(default_factory=threading.Event)
+
+    def page(self) -> str:
+        self.steps += self.stepping
+        text = METRICS.replace(
+            'vllm:num_requests_running{engine="0",model_name="smol"} 0.0',
+            f'vllm:num_requests_running{{engine="0",model_name="smol"}} {self.running}.0',
+        )
+        return text.replace(
+            'vllm:iteration_tokens_total_count{engine="0",model_name="smol"} 4.0',
+            f'vllm:iteration_tokens_total_count{{engine="0",model_name="smol"}} {self.steps}.0',
+        )
+
+    def answer(self, path: str) -> tuple[int, str]:
+        pages = {
+            "/health": lambda: (self.health, ""),
+            "/metrics": lambda: (200, self.page()),
+            "/version": lambda: (200, '{"version": "0.32.0"}'),
+            "/v1/models": lambda: (200, json.dumps({"data": [{"id": "smol", "max_model_len": 4096}]})),
+        }
+        return pages[path]()
+
+    def complete(self) -> tuple[int, str]:
+        self.prompts += 1
+        if self.stuck:
+            self.released.wait(30)
+        self.steps += 2
+        return 200, json.dumps({"usage": {"completion_tokens": 2}})
+
+
+@pytest.fixture
+def engine() -> FakeVllm:
+    return FakeVllm()
+
+
+@pytest.fixture
+def uds(engine: FakeVllm, tmp_path: Path) -> Iterator[str]:
+    class Answers(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self._send(*engine.answer(self.path))
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self._send(*engine.complete())
+
+        def _send(self, status: int, text: str) -> None:
+            self.send_response(status)
+            self.send_header("content-length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def address_string(self) -> str:
+            return "local"
+
+        def log_message(self, *_args: Any) -> None:
+            """Quiet."""
+
+    class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+        daemon_threads = True
+        block_on_close = False
+
+    path = str(tmp_path / "v.sock")
+    with Server(path, Answers) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+        thread.start()
+        yield path
+        engine.released.set()
+        server.shutdown()
+
+
+@pytest.fixture
+def hearts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Heartbeats]:
+    """Heartbeats that beat, judge and publish at fifty times their pace."""
+    monkeypatch.setattr(heartbeat, "BEAT_S", 0.01)
+    monkeypatch.setattr(heartbeat, "IDLE_CHECK_S", 0.2)
+    monkeypatch.setattr(progress, "HUNG_FLOOR_S", 0.3)
+    published: list[dict[str, Any]] = []
+    monkeypatch.setattr(heartbeat.live, "publish", lambda _valkey, _replica, stats: published.append(stats))
+    beats, stop = Heartbeats(), threading.Event()
+    beats.published = published  # type: ignore[attr-defined]
+    thread = threading.Thread(target=beats.run, args=(stop,), daemon=True)
+    thread.start()
+    yield beats
+    stop.set()
+    thread.join(5)
+
+
+def until(what: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not what():
+        assert time.monotonic() < deadline, "it did not come to this"
+        time.sleep(0.005)
+
+
+def where(uds: str) -> Where:
+    return Where(uds, "vllm", served_name="smol", max_num_seqs=8, max_step_tokens=512)
+
+
+class TestAsking:
+    def test_health_and_stats_over_its_socket(self, engine: FakeVllm, uds: str) -> None:
+        engine.running = 3
+        answer = probe.ask(where(uds))
+        assert answer.healthy and (answer.stats["running"], answer.stats["steps"]) == (3, 4)
+        assert abs(answer.stats["at"] - time.time()) < 60
+
+    def test_a_dead_core_is_told_with_a_reason(self, engine: FakeVllm, uds: str) -> None:
+        engine.health = 503
+        answer = probe.ask(where(uds))
+        assert not answer.healthy and answer.reason == "its engine is dead"
+
+    def test_who_does_not_listen_gives_no_answer(self, tmp_path: Path) -> None:
+        with pytest.raises(NoAnswer):
+            probe.ask(where(str(tmp_path / "none.sock")))
+
+    def test_it_is_ready_with_facts_once_its_health_says_so(self, engine: FakeVllm, uds: str, tmp_path: Path) -> None:
+        assert probe.ready("vllm", str(tmp_path / "none.sock"), {}) is None
+        engine.health = 503
+        assert probe.ready("vllm", uds, {}) is None
+        engine.health = 200
+        facts = probe.ready("vllm", uds, {"max_num_seqs": 8})
+        assert facts is not None and (facts["model"], facts["max_num_seqs"], facts["num_blocks"]) == ("smol", 8, 364)
+
+
+class TestHeartbeats:
+    def test_an_engine_that_steps_is_healthy_and_its_numbers_are_published(
+        self, engine: FakeVllm, uds: str, hearts: Any
+    ) -> None:
+        engine.running, engine.stepping = 2, True
+        hearts.watch("r", where(uds))
+        until(lambda: len(hearts.published) > 60)
+        heard = hearts.heard("r")
+        assert heard is not None and heard.healthy and heard.reason == ""
+        assert {"running", "kv_usage", "free_blocks", "steps", "at", "busy"} <= set(hearts.published[-1])
+
+    def test_running_without_a_step_is_not_healthy_although_it_answers(
+        self, engine: FakeVllm, uds: str, hearts: Heartbeats
+    ) -> None:
+        engine.running = 2
+        hearts.watch("r", where(uds))
+        until(lambda: (heard := hearts.heard("r")) is not None and not heard.healthy)
+        heard = hearts.heard("r")
+        assert heard is not None and heard.reason.startswith("2 running and no step for") and heard.silent_s == 0
+
+    def test_an_idle_engine_proves_itself_by_a_token(self, engine: FakeVllm, uds: str, hearts: Heartbeats) -> None:
+        hearts.watch("r", where(uds))
+        until(lambda: engine.prompts >= 2)
+        heard = hearts.heard("r")
+        assert heard is not None and heard.healthy
+
+    def test_an_idle_engine_that_gives_none_is_not_healthy(
+        self, engine: FakeVllm, uds: str, hearts: Heartbeats
+    ) -> None:
+        engine.stuck = True  # its counters say that nothing runs, whatever waits before it
+        hearts.watch("r", where(uds))
+        until(lambda: (heard := hearts.heard("r")) is not None and not heard.healthy)
+        heard = hearts.heard("r")
+        assert heard is not None and heard.reason.startswith("idle, but: The test prompt got no answer")
+        engine.stuck = False
+        engine.released.set()
+        engine.stepping = True
+        until(lambda: (heard := hearts.heard("r")) is not None and heard.healthy)
+
+    def test_silence_counts_from_the_first_question_without_an_answer(self, tmp_path: Path, hearts: Heartbeats) -> None:
+        hearts.watch("r", where(str(tmp_path / "none.sock")))
+        until(lambda: (heard := hearts.heard("r")) is not None and heard.silent_s > 0.05)
+        hearts.forget("r")
+        assert hearts.heard("r") is None
