@@ -173,6 +173,13 @@ SETTINGS: tuple[Setting, ...] = (
         _int(0, 1024),
     ),
     Setting(
+        "PLACEMENT_BUFFER",
+        "need or card",
+        "need",
+        "What the buffer of 20 % (40 % where models mix) is of: the replica's peak need, or the card that stays free.",
+        _choice("need", "card"),
+    ),
+    Setting(
         "SNAPSHOT_MAX_AGE",
         "seconds",
         "900",

@@ -49,6 +49,7 @@ class Device(models.Model):
     utilisation = models.FloatField(null=True)  # 0 to 1
     temperature = models.FloatField(null=True)  # degrees Celsius
     power_w = models.FloatField(null=True)
+    power_limit_w = models.FloatField(null=True)
     processes = models.JSONField(default=list, blank=True)  # [{"pid": 1, "bytes": 2, "ours": true}]
     cordoned = models.BooleanField(default=False)  # takes nobody new
     lost_at = models.DateTimeField(null=True)  # since when it has not been seen
@@ -59,6 +60,23 @@ class Device(models.Model):
 
     def __str__(self) -> str:
         return f"{self.node} {self.name} {self.index}"
+
+
+class DeviceMinute(models.Model):
+    """A device over one minute, for the lines of its page; kept for a day."""
+
+    device = models.ForeignKey(Device, on_delete=models.CASCADE, related_name="minutes")
+    minute = models.DateTimeField()
+    utilisation = models.FloatField(null=True)  # mean of what was measured, 0 to 1
+    used_bytes = models.BigIntegerField(null=True)  # the highest
+    looks = models.PositiveIntegerField(default=1)
+
+    class Meta:
+        ordering = ["minute"]
+        constraints = [models.UniqueConstraint(fields=["device", "minute"], name="one_row_per_device_and_minute")]
+
+    def __str__(self) -> str:
+        return f"{self.device} {self.minute}"
 
 
 class Reservation(models.Model):
@@ -84,7 +102,7 @@ class Reservation(models.Model):
     priority_class = models.CharField(max_length=8, default="normal")
     state = models.CharField(max_length=10, choices=State.choices, default=State.RESERVED)
     planned = models.JSONField(default=dict)  # bytes by part: weights, kv, activations, overhead
-    reserved_bytes = models.BigIntegerField()  # peak need, without the buffer
+    reserved_bytes = models.BigIntegerField()  # peak need, or what its engine takes at start where that is more
     measured_bytes = models.BigIntegerField(null=True)  # newest
     measured_peak_bytes = models.BigIntegerField(null=True)
     measured_parts = models.JSONField(default=dict, blank=True)  # what the engine itself tells: weights, kv
@@ -92,7 +110,11 @@ class Reservation(models.Model):
     exclusive_cores = models.BooleanField(default=True)  # False: shared with others, so it must wait passively
     lent_from = models.ForeignKey("self", null=True, on_delete=models.PROTECT, related_name="lent_to")
     lent_bytes = models.BigIntegerField(default=0)  # of the lender's reserve, to this line
+    lends = models.BooleanField(default=False)  # its deployment allows it, and its engine can shrink its pool
+    unattributed_bytes = models.BigIntegerField(null=True)  # of the device, when releasing began
+    reason = models.TextField(blank=True)  # of its newest state
     created_at = models.DateTimeField(auto_now_add=True)
+    releasing_at = models.DateTimeField(null=True)
     released_at = models.DateTimeField(null=True)
 
     class Meta:
