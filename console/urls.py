@@ -14,6 +14,7 @@ from console.base.api import endpoint
 from console.catalog.views import models
 from console.dashboards.views import overview
 from console.fleet import api as fleet_api
+from console.fleet import deployment_api
 from console.fleet import route_views as routes
 from console.fleet.views import deployments
 from console.keys import api as keys_api
@@ -55,6 +56,26 @@ urlpatterns = [
     path("tenants/<str:name>/members/<str:username>/remove/", tenants.remove_member, name="tenant-remove-member"),
     path("api/v1/routes", endpoint(get=fleet_api.routes, post=fleet_api.create), name="api-routes"),
     path("api/v1/routes/<uuid:route_id>", endpoint(get=fleet_api.route, post=fleet_api.change), name="api-route"),
+    path(
+        "api/v1/deployments",
+        endpoint(get=deployment_api.deployments, post=deployment_api.create),
+        name="api-deployments",
+    ),
+    path(
+        "api/v1/deployments/<uuid:deployment_id>",
+        endpoint(get=deployment_api.deployment, post=deployment_api.change, delete=deployment_api.remove),
+        name="api-deployment",
+    ),
+    path(
+        "api/v1/deployments/<uuid:deployment_id>/scale",
+        endpoint(post=deployment_api.rescale),
+        name="api-deployment-scale",
+    ),
+    path(
+        "api/v1/deployments/<uuid:deployment_id>/rollback",
+        endpoint(post=deployment_api.back),
+        name="api-deployment-rollback",
+    ),
     path("api/v1/prices", endpoint(get=pricing_api.prices, post=pricing_api.create), name="api-prices"),
     path(
         "api/v1/tenants/<uuid:tenant_id>/limits",
