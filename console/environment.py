@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from console.base.egress import parse_allow
+from engine.devices import check as check_devices
 
 PREFIX = "FANLIGHT_"
 ROOT = Path(__file__).resolve().parent.parent
@@ -171,6 +172,14 @@ SETTINGS: tuple[Setting, ...] = (
         "0",
         "Compute threads of an embedded worker. 0: all cores of the machine.",
         _int(0, 1024),
+    ),
+    Setting(
+        "DEVICES",
+        "sources joined with +",
+        "auto",
+        "Where replicas may run: auto (the CPU, and NVIDIA cards where a driver answers), cpu, nvml, or simulated cards "
+        "such as sim:8xA100-80G,4xL40S-48G, a node for each group, whose workers run on the CPU.",
+        check_devices,
     ),
     Setting(
         "PLACEMENT_BUFFER",
