@@ -17,7 +17,7 @@ from engine.errors import ConfigError
 POOLINGS = ("mean", "last")
 DTYPES = ("auto", "q4", "int8", "bf16", "fp32")
 HOST_BYTES = 4 << 30
-FAULT_PHASES = ("tokenize", "engine_queue", "prefill", "decode", "hang")
+FAULT_PHASES = ("tokenize", "engine_queue", "prefill", "chunk", "decode", "hang", "deadlock")
 
 
 @dataclass(frozen=True, slots=True)

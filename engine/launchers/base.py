@@ -20,6 +20,7 @@ class Launch:
     argv: Sequence[str]
     env: Mapping[str, str]  # complete: a worker inherits nothing
     cwd: Path
+    cores: tuple[int, ...] = ()  # ids of those it may run on; empty: any
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,10 @@ class Launcher(Protocol):
 
     def known(self) -> list[str]:
         """Ids of replicas that have, or had, a worker."""
+        ...
+
+    def family(self, replica_id: str) -> list[int]:
+        """Pids of the replica's live worker and its descendants, the worker first; empty without one."""
         ...
 
     def ready_file(self, replica_id: str) -> Path:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -13,6 +15,9 @@ from typing import Any
 
 from engine.launchers import process
 from engine.launchers.base import Launch, WorkerView
+
+MARK = "WORKER_OF_REPLICA"
+"""In the environment of a shim, its worker and all that comes of it: so they are found, whoever their parent is."""
 
 
 class LocalLauncher:
@@ -40,6 +45,7 @@ class LocalLauncher:
         """Start a worker under a shim in a session of its own. Any worker of an earlier epoch must have ended."""
         folder = self.folder(launch.replica_id)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._sweep(launch.replica_id)
         for name in ("worker.json", "ready.json", "exit.json"):
             (folder / name).unlink(missing_ok=True)
         command = [
@@ -53,10 +59,12 @@ class LocalLauncher:
         ]
         if self.guardian is not None:
             command += ["--guardian", str(self.guardian)]
+        if launch.cores:
+            command += ["--cores", ",".join(map(str, launch.cores))]
         with (folder / "shim.log").open("wb") as log:
             shim = subprocess.Popen(
                 [*command, "--", *launch.argv],
-                env=dict(launch.env),
+                env={**launch.env, MARK: launch.replica_id},
                 cwd=launch.cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -106,10 +114,25 @@ class LocalLauncher:
             return
         process.signal_if_same(worker["pid"], worker["pid_ticks"], signal.SIGKILL)
         self._await_shim(worker)
+        self._sweep(replica_id)
+
+    def family(self, replica_id: str) -> list[int]:
+        """Pids of the replica's live worker and its descendants, the worker first; empty without one."""
+        worker = _read(self.folder(replica_id) / "worker.json")
+        if worker is None or not process.is_alive(worker["pid"], worker["pid_ticks"]):
+            return []
+        return process.tree(worker["pid"])
 
     def known(self) -> list[str]:
         """Ids of replicas that have, or had, a worker here."""
         return [folder.name for folder in self.root.iterdir() if (folder / "worker.json").exists()]
+
+    @staticmethod
+    def _sweep(replica_id: str) -> None:
+        """End whatever of a replica's earlier workers is still there, even where its shim was killed too."""
+        for pid in process.marked(f"{MARK}={replica_id}"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     @staticmethod
     def _exit_of(worker: dict[str, Any], folder: Path) -> dict[str, Any] | None:
@@ -123,7 +146,7 @@ class LocalLauncher:
             time.sleep(0.01)
 
     def _await_shim(self, worker: dict[str, Any]) -> None:
-        """The shim ends by itself after its worker; give it a moment, then end it too."""
+        """The shim ends by itself after its worker and its family; give it a moment, then end it too."""
         deadline = time.monotonic() + 5
         while process.is_alive(worker["shim_pid"], worker["shim_ticks"]):
             if time.monotonic() > deadline:

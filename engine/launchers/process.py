@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
+from collections.abc import Iterable
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PTRACER = 0x59616D61
+_ANY = ctypes.c_ulong(-1)
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -32,6 +37,54 @@ def is_alive(pid: int, ticks: int) -> bool:
 def die_with_parent(number: int = signal.SIGTERM) -> None:
     """Have the kernel send this process a signal when its parent dies. For use between fork and exec."""
     _libc.prctl(_PR_SET_PDEATHSIG, int(number))
+
+
+def let_others_look() -> None:
+    """Let processes of the same user read this one's stacks where the kernel allows only parents to (Yama)."""
+    _libc.prctl(_PR_SET_PTRACER, _ANY, 0, 0, 0)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of whatever descendants outlive their own, instead of init."""
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def children(pid: int) -> list[int]:
+    """Pids of a process's children, by whichever of its threads."""
+    found: list[int] = []
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += map(int, file.read_text().split())
+    return found
+
+
+def tree(pid: int) -> list[int]:
+    """A process and all its descendants, parents first."""
+    found = [pid]
+    for each in found:
+        found += [child for child in children(each) if child not in found]
+    return found
+
+
+def marked(mark: str) -> list[int]:
+    """Pids of processes, other than this one, whose environment has the entry `mark` ("NAME=value")."""
+    needle, found = mark.encode(), []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and int(folder.name) != os.getpid():
+            with contextlib.suppress(OSError):
+                if needle in (folder / "environ").read_bytes().split(b"\0"):
+                    found.append(int(folder.name))
+    return found
+
+
+def rss_bytes(pids: Iterable[int]) -> int:
+    """Memory of those processes that is theirs alone, resident: what ending them all would free."""
+    page, total = os.sysconf("SC_PAGE_SIZE"), 0
+    for pid in pids:
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            _size, resident, shared, *_rest = Path(f"/proc/{pid}/statm").read_text().split()
+            total += (int(resident) - int(shared)) * page
+    return total
 
 
 def signal_if_same(pid: int, ticks: int, number: int) -> bool:

@@ -2,12 +2,14 @@
 
 It leads a session of its own, so that neither Ctrl-C nor the controller's death reaches the worker. It records the
 worker's pid and start time in worker.json and how it ended in exit.json, keeps its output in a bounded log, passes
-SIGTERM on, and ends the worker when nobody has been watching for a while (the supervisor is gone for good).
+SIGTERM on, and ends the worker when nobody has been watching for a while (the supervisor is gone for good). What the
+worker leaves behind becomes the shim's and is ended with it: an engine's helper process may hold a card's memory.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -28,12 +30,13 @@ def main() -> int:
     """Run one worker to its end. Returns 0; the worker's own end is in exit.json."""
     options = _options()
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    process.adopt_orphans()
     worker = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        preexec_fn=lambda: process.die_with_parent(signal.SIGKILL),
+        preexec_fn=lambda: _prepare(options.cores),
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: worker.send_signal(signal.SIGTERM))
@@ -45,7 +48,27 @@ def main() -> int:
     log.join(timeout=0.2)
     reason = process.describe_exit(worker.returncode)
     _write(options.folder / "exit.json", {"epoch": options.epoch, "reason": reason, "at": time.time()})
+    _end_family()
     return 0
+
+
+def _prepare(cores: list[int]) -> None:
+    """In the worker, before its program: it dies with the shim, keeps to its cores, and its stacks may be read."""
+    process.die_with_parent(signal.SIGKILL)
+    process.let_others_look()
+    if cores:
+        with contextlib.suppress(OSError):  # a core was taken away meanwhile: better elsewhere than not at all
+            os.sched_setaffinity(0, cores)
+
+
+def _end_family() -> None:
+    """End what the worker left behind."""
+    while family := process.tree(os.getpid())[1:]:
+        for pid in family:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(-1, 0)
 
 
 def _options() -> argparse.Namespace:
@@ -53,6 +76,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--epoch", type=int, required=True)
     parser.add_argument("--guardian", type=Path, help="file naming the supervisor's pid and start time")
+    parser.add_argument("--cores", type=lambda text: [int(core) for core in text.split(",")], default=[])
     parser.add_argument("command", nargs=argparse.REMAINDER)
     return parser.parse_args()
 

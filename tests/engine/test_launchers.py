@@ -101,6 +101,54 @@ def test_a_worker_dies_with_its_shim(launcher: LocalLauncher) -> None:
     until(lambda: not process.is_alive(view.pid, view.pid_ticks))
 
 
+PARENT = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True)
+print('up', child.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def helper(launcher: LocalLauncher) -> tuple[int, int]:
+    """Pid and start time of the process that the worker started."""
+    pid = int((launcher.folder("r1") / "worker.log").read_text().split()[1])
+    return pid, process.start_ticks(pid) or 0
+
+
+@pytest.mark.parametrize("how", ["killed by us", "killed by somebody", "killed with its shim"])
+def test_what_a_worker_started_ends_with_it(launcher: LocalLauncher, how: str) -> None:
+    """An engine's core is a process of its own, and holds the card: in a session of its own, or whatever it does."""
+    view = start(launcher, PARENT)
+    child = helper(launcher)
+    assert launcher.family("r1") == [view.pid, child[0]]
+    if how == "killed by us":
+        launcher.kill("r1")
+    elif how == "killed by somebody":
+        os.kill(view.pid, signal.SIGKILL)
+    else:
+        os.kill(json.loads((launcher.folder("r1") / "worker.json").read_text())["shim_pid"], signal.SIGKILL)
+        until(lambda: not process.is_alive(view.pid, view.pid_ticks))
+        start(launcher, SLEEPER, epoch=2)  # nobody is left to end it but the next start
+    until(lambda: not process.is_alive(*child))
+    assert launcher.observe("r1") is not None
+
+
+def test_a_worker_keeps_to_its_cores(launcher: LocalLauncher) -> None:
+    core = max(os.sched_getaffinity(0))
+    code = "import os, time; print('up', os.sched_getaffinity(0), flush=True); time.sleep(60)"
+    launcher.launch(Launch("r1", 1, [sys.executable, "-c", code], {"PATH": os.environ["PATH"]}, ROOT, (core,)))
+    log = launcher.log_file("r1")
+    until(lambda: log.exists() and b"up" in log.read_bytes())
+    assert f"{{{core}}}" in log.read_text()
+
+
+def test_memory_is_that_of_the_whole_family() -> None:
+    own = process.rss_bytes([os.getpid()])
+    assert own > 1_000_000
+    assert process.rss_bytes([os.getpid(), 2**22 + 1]) <= own * 1.1
+    assert os.getpid() in process.tree(os.getppid())
+
+
 def test_ending_what_never_ran_is_nothing(launcher: LocalLauncher) -> None:
     launcher.end("none", 1)
     launcher.kill("none")
