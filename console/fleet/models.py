@@ -123,6 +123,7 @@ class Rollout(models.Model):
     to_revision = models.PositiveIntegerField()
     strategy = models.CharField(max_length=8, choices=Strategy.choices, default=Strategy.SURGE)
     state = models.CharField(max_length=12, choices=State.choices, default=State.RUNNING)
+    back_to = models.PositiveIntegerField(null=True)  # once it is rolling back
     reason = models.TextField(blank=True)
     started_at = models.DateTimeField(auto_now_add=True)
     ended_at = models.DateTimeField(null=True)
@@ -174,8 +175,13 @@ class Replica(models.Model):
     ordinal = models.PositiveIntegerField()
     revision = models.PositiveIntegerField(default=1, db_default=1)  # that its worker was started with
     wanted = models.BooleanField(default=True, db_default=True)  # False: it is drained and stopped
+    why = models.TextField(blank=True, db_default="")  # it is wanted, or no longer
+    drain_s = models.PositiveIntegerField(null=True)  # bound of its drain; none: as long as requests may take
     state = models.CharField(max_length=10, choices=State.choices, default=State.PENDING)
+    state_at = models.DateTimeField(null=True)  # when it entered that state
     reason = models.TextField(blank=True)
+    failures = models.PositiveIntegerField(default=0, db_default=0)  # in a row: the next start waits longer
+    settled_rss_bytes = models.BigIntegerField(null=True)  # of its worker, once warm: growth counts from there
     epoch = models.BigIntegerField(default=0)  # launches so far
     pid = models.IntegerField(null=True)
     pid_started_at = models.FloatField(null=True)  # with pid and epoch: the identity of the process
