@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.db import transaction
+from django.db.models import Max
 
 from console.fleet.models import Deployment, Revision
 
@@ -52,7 +53,8 @@ def revise(deployment: Deployment, by: str) -> Revision:
     """
     known = Deployment.objects.select_for_update().get(pk=deployment.pk)
     first_revision(known, by="")  # what runs now, where nothing has kept it yet
-    deployment.revision = known.revision + 1
+    newest = Revision.objects.filter(deployment=known).aggregate(newest=Max("number"))["newest"]
+    deployment.revision = newest + 1  # after a rollback there are later ones than the one that is wanted
     deployment.save(update_fields=[*(name.removesuffix("_id") for name in CONFIG), "revision"])
     return Revision.objects.create(
         deployment=deployment, number=deployment.revision, config=config_of(deployment), by=by
