@@ -15,6 +15,7 @@ from console.catalog.views import models
 from console.dashboards.views import overview
 from console.fleet import api as fleet_api
 from console.fleet import deployment_api
+from console.fleet import deployment_views as deploy_views
 from console.fleet import route_views as routes
 from console.fleet.views import deployments
 from console.keys import api as keys_api
@@ -36,6 +37,14 @@ urlpatterns = [
     path("playground/", playground, name="playground"),
     path("models/", models, name="models"),
     path("deployments/", deployments, name="deployments"),
+    path("deployments/new/", deploy_views.new, name="deployment-new"),
+    path("deployments/plan/", deploy_views.plan, name="deployment-plan"),
+    path("deployments/<uuid:deployment_id>/", deploy_views.deployment, name="deployment"),
+    path("deployments/<uuid:deployment_id>/edit/", deploy_views.edit, name="deployment-edit"),
+    path("deployments/<uuid:deployment_id>/log/", deploy_views.log, name="deployment-log"),
+    path("deployments/<uuid:deployment_id>/scale/", deploy_views.rescale, name="deployment-scale"),
+    path("deployments/<uuid:deployment_id>/rollback/", deploy_views.back, name="deployment-rollback"),
+    path("deployments/<uuid:deployment_id>/remove/", deploy_views.remove, name="deployment-remove"),
     path("routes/", routes.routes, name="routes"),
     path("routes/create/", routes.create, name="route-create"),
     path("routes/<uuid:route_id>/", routes.route, name="route"),

@@ -121,6 +121,19 @@ def create_deployment(actor: Actor, name: str, values: Mapping[str, Any]) -> Dep
     return deployment
 
 
+def assembled(actor: Actor, deployment: Deployment, values: Mapping[str, Any]) -> Deployment:
+    """The deployment as it would be with these values, not saved. Raises Refused like the writes."""
+    _admins_only(actor)
+    _assign(actor, deployment, checked(CHECKS, values))
+    _check_whole(deployment)
+    return deployment
+
+
+def drafted(model: Any, engine: Any) -> Deployment:
+    """An unsaved deployment with every default. Raises Refused."""
+    return Deployment(name="", model=_model(model), engine=_engine(engine))
+
+
 @transaction.atomic
 def set_deployment(actor: Actor, deployment: Deployment, values: Mapping[str, Any]) -> Deployment:
     """Change what is named, leave the rest. What workers are started with becomes a new revision, and is rolled out."""

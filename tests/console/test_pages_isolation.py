@@ -24,6 +24,9 @@ POST_ONLY = {
     "route-rules",
     "route-target",
     "route-price",
+    "deployment-scale",
+    "deployment-rollback",
+    "deployment-remove",
     "key-create",
     "key-revoke",
     "tenant-create",
@@ -35,6 +38,11 @@ POST_ONLY = {
 NO_ID = "00000000-0000-7000-8000-000000000000"
 ADMINS = {
     "deployments",
+    "deployment",
+    "deployment-new",
+    "deployment-plan",
+    "deployment-edit",
+    "deployment-log",
     "routes",
     "route",
     "tenants",
@@ -69,6 +77,8 @@ def arguments(world: World, request_id: str) -> dict[str, dict[str, Any]]:
         "tenant-limits": {"name": "borealis"}, "tenant-capture": {"name": "borealis"},
         "request-content": {"request_id": request_id}, "routes": {}, "route-create": {},
         **{name: {"route_id": Route.objects.get().id} for name in ("route", "route-rules", "route-target", "route-price", "api-route")},  # noqa: E501
+        "deployment-new": {}, "deployment-plan": {},
+        **{name: {"deployment_id": world.deployment.id} for name in ("deployment", "deployment-edit", "deployment-log", "deployment-scale", "deployment-rollback", "deployment-remove")},  # noqa: E501
         **{name: {"deployment_id": world.deployment.id} for name in ("api-deployment", "api-deployment-scale", "api-deployment-rollback")},  # noqa: E501
         "api-deployments": {}, "api-routes": {}, "api-prices": {}, "api-tenant-limits": {"tenant_id": world.borealis.id},
         "api-key-limits": {"key_id": world.foreign_key.id},

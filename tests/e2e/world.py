@@ -153,7 +153,8 @@ def build() -> World:
     model = Model.objects.create(
         name="smollm2-135m-instruct", source="file:/models/secret-path/smollm2.gguf", format="gguf", architecture="LlamaForCausalLM",  # noqa: E501
         parameters=134_515_008, layers=30, hidden_size=576, heads=9, kv_heads=3, head_dim=64, context_length=8192,
-        quantisation="Q4_1", disk_bytes=98_000_000, licence="Apache-2.0", state="ready",
+        quantisation="Q4_1", disk_bytes=98_000_000, licence="Apache-2.0", state="ready", intermediate_size=1536,
+        vocab_size=49_152, weights_bytes=96_000_000, weights_by_type={"Q4_1": 66_000_000, "Q8_0": 30_000_000},
     )  # fmt: skip
     deployment = deploy(actor, model, "smollm2", "smollm2")
     replica = ensure_replicas(deployment)[0]
