@@ -73,6 +73,12 @@ def _path(text: str) -> Path:
     return (Path.cwd() / Path(text).expanduser()).resolve()
 
 
+def _mirror(text: str) -> str:
+    if text and not text.startswith(("https://", "http://")):
+        raise ValueError("must start with https://")
+    return text.rstrip("/")
+
+
 def _delays(text: str) -> dict[str, float]:
     """`phase=milliseconds` pairs to seconds."""
     delays = {}
@@ -245,6 +251,27 @@ SETTINGS: tuple[Setting, ...] = (
         "0.1",
         "Share of requests exported that came without a sampling decision of their caller; failures always are.",
         _share,
+    ),
+    Setting(
+        "MODEL_ROOTS",
+        "list of folders",
+        "",
+        "Folders that file: models may be taken from. Empty: none.",
+        lambda text: tuple(map(_path, _list(text))),
+    ),
+    Setting(
+        "HF_CACHE",
+        "path",
+        "~/.cache/huggingface/hub",
+        "The hub cache that hf: models are taken from where they are there.",
+        _path,
+    ),
+    Setting(
+        "HF_MIRROR",
+        "URL",
+        "",
+        "Where hf: models are fetched from, past the egress check. Empty: nowhere.",
+        _mirror,
     ),
     Setting(
         "TORCH",

