@@ -72,6 +72,11 @@ class Layout:
         return self.run / "guardian.json"
 
     @property
+    def receiver_file(self) -> Path:
+        """Where engines' spans are taken, with the token for it."""
+        return self.run / "receiver.json"
+
+    @property
     def workers(self) -> Path:
         return self.data / "workers"
 

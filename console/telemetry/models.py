@@ -81,6 +81,27 @@ class RequestDetail(models.Model):
         return str(self.id)
 
 
+class EngineSpan(models.Model):
+    """A span that an engine told of a Request by OTLP; see telemetry.engine_spans. By its machine's wall clock."""
+
+    span_id = models.CharField(max_length=16, primary_key=True)
+    request_id = models.UUIDField()
+    started_at = models.DateTimeField()  # of the request: the key of the partition
+    parent_id = models.CharField(max_length=16)
+    name = models.CharField(max_length=80)
+    service = models.CharField(max_length=80)
+    begun_ns = models.BigIntegerField()
+    ended_ns = models.BigIntegerField()
+    attributes = models.JSONField()
+
+    class Meta:
+        managed = False
+        db_table = "telemetry_enginespan"
+
+    def __str__(self) -> str:
+        return f"{self.name} of {self.request_id}"
+
+
 class RequestContent(models.Model):
     """The words of one Request, redacted: serving.port.RequestContent as JSON. See telemetry.content for who reads."""
 

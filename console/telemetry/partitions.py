@@ -8,7 +8,7 @@ from datetime import UTC, date, datetime, timedelta
 from django.conf import settings
 from django.db import connection
 
-TABLES = ("telemetry_requestrecord", "telemetry_requestdetail")
+TABLES = ("telemetry_requestrecord", "telemetry_requestdetail", "telemetry_enginespan")
 AHEAD_DAYS = 7
 
 
@@ -33,7 +33,7 @@ def ensure_for(day: date) -> None:
 def drop_old(today: date | None = None) -> list[str]:
     """Drop partitions past their retention; returns their names."""
     today = today or datetime.now(UTC).date()
-    keep = {TABLES[0]: settings.ENV["RECORD_DAYS"], TABLES[1]: settings.ENV["DETAIL_DAYS"]}
+    keep = dict.fromkeys(TABLES, settings.ENV["DETAIL_DAYS"]) | {TABLES[0]: settings.ENV["RECORD_DAYS"]}
     dropped = []
     with connection.cursor() as cursor:
         cursor.execute(

@@ -19,13 +19,14 @@ from django.db import OperationalError, connection, transaction
 
 from console.telemetry import windows
 from console.telemetry.filters import Condition
-from console.telemetry.models import RequestDetail, RequestRecord
+from console.telemetry.models import EngineSpan, RequestDetail, RequestRecord
 from console.telemetry.scope import Scope
 from console.telemetry.windows import Window
 
 CAP = 100_000
 EXPORT_CAP = 50_000
 PAGE = 50
+SPANS = 20
 TIMEOUT_MS = 5_000
 _TABLE = "telemetry_requestrecord"
 _MS = timedelta(milliseconds=1)
@@ -423,6 +424,11 @@ def detail(row: RequestRecord) -> dict[str, Any]:
     """Events and decisions of a request; empty once its retention is over."""
     found = RequestDetail.objects.filter(id=row.id, started_at=row.started_at).first()
     return found.body if found else {}
+
+
+def engine_spans(row: RequestRecord) -> list[EngineSpan]:
+    """What engines told of a request by OTLP, oldest first."""
+    return list(EngineSpan.objects.filter(request_id=row.id, started_at=row.started_at).order_by("begun_ns")[:SPANS])
 
 
 def neighbours(scope: Scope, row: RequestRecord) -> tuple[uuid.UUID | None, uuid.UUID | None]:

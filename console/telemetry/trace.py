@@ -14,6 +14,7 @@ from typing import Any
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext, pgettext
 
+from console.telemetry.engine_spans import Drawn
 from console.telemetry.models import RequestRecord
 
 LAYER_OF = {
@@ -152,7 +153,7 @@ class Trace:
     attributed: float = 0.0  # share of the wall time that phases cover, rounded down
 
 
-def build(row: RequestRecord, body: Mapping[str, Any]) -> Trace:
+def build(row: RequestRecord, body: Mapping[str, Any], spans_told: Sequence[Drawn] = ()) -> Trace:
     """Lay a request's phases out. Works without a detail: then from the record's sums, and says so by having no rows."""  # noqa: E501
     phases: list[Phase] = sorted(
         ((name, int(a), int(b), args or {}) for name, a, b, args in body.get("phases", ())),
@@ -166,6 +167,7 @@ def build(row: RequestRecord, body: Mapping[str, Any]) -> Trace:
     visible = [Segment(a, b, "") for a, b in holes if b - a >= _VISIBLE_GAP_US]
     if visible:
         rows.append(Row("none", _("Unattributed"), _("no phase covers it"), visible))
+    rows += [_span_row(span, duration) for span in spans_told]
     covered = duration - sum(b - a for a, b in holes)
     return Trace(
         duration,
@@ -238,6 +240,18 @@ def _rows(phases: Sequence[Phase], body: Mapping[str, Any], row: RequestRecord) 
                 )
             )
     return rows
+
+
+def _span_row(span: Drawn, duration: int) -> Row:
+    """What the engine traced of it, by its own clock; beside the phases, which it does not change."""
+    parts = span.parts or ((span.name, span.start, span.end),)
+    segments = [
+        Segment(max(0, start), min(end, duration), _phase_title(name))
+        for name, start, end in parts
+        if end > start and start < duration and end > 0
+    ]
+    note = _("span %(name)s, as the engine traced it") % {"name": span.name}
+    return Row("equeue", span.service or span.name, note, segments)
 
 
 def _segments(kind: str, members: Sequence[Phase], row: RequestRecord) -> list[Segment]:

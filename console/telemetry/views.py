@@ -29,7 +29,7 @@ from console.base.views import actor_of, too_slow
 from console.billing.bill import bill_of
 from console.errors import ConsoleError
 from console.playground.consumers import PARAMS
-from console.telemetry import content, filters, names, queries, trace, windows
+from console.telemetry import content, engine_spans, filters, names, queries, trace, windows
 from console.telemetry.filters import BadFilter, Condition
 from console.telemetry.kept import Kept
 from console.telemetry.models import RequestRecord
@@ -376,7 +376,9 @@ def _not_yet(request: HttpRequest, request_id: uuid.UUID) -> HttpResponse:
 
 def _detail(request: HttpRequest, scope: Scope, row: RequestRecord) -> dict[str, Any]:
     body = queries.detail(row)
-    drawn = trace.build(row, body)
+    origin = round(row.started_at.timestamp() * 1e6)
+    told = [engine_spans.drawn(span, origin) for span in queries.engine_spans(row)]
+    drawn = trace.build(row, body, told)
     known = names.of([row], scope)
     older, newer = queries.neighbours(scope, row)
     found = trace.events(body)

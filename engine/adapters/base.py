@@ -48,6 +48,7 @@ class WorkerSpec:
     environment: Mapping[str, str] = field(default_factory=dict)  # of the adapter's `variables` only
     memory: int = 0  # bytes that the ledger keeps for it on each device; 0: not planned
     kv_bytes: int = 0  # of which KV blocks; 0: not planned
+    traces: tuple[str, str] | None = None  # where it may send its OTLP spans (protobuf over HTTP), and the bearer token
     port: int = 0  # of loopback, for engines that know no Unix socket
     key: str = ""  # that such an engine asks for
 

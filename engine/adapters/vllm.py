@@ -187,6 +187,8 @@ class VllmAdapter:
         argv += ["--enable-prompt-tokens-details", "--enable-per-request-metrics", "--enable-request-id-headers"]
         argv += ["--no-trust-remote-code", "--disable-uvicorn-access-log"]
         argv += ["--shutdown-timeout", f"{spec.drain_s:.0f}"]
+        if spec.traces is not None:
+            argv += ["--otlp-traces-endpoint", spec.traces[0]]
         argv += QUANTISATIONS[spec.quantisation]
         if spec.tensor_parallel > 1:
             argv += ["--tensor-parallel-size", str(spec.tensor_parallel)]
@@ -199,6 +201,11 @@ class VllmAdapter:
         own = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
         if spec.cache is not None:
             own["TORCHINDUCTOR_CACHE_DIR"] = str(spec.cache / "vllm" / "inductor")
+        if spec.traces is not None:
+            own["OTEL_SERVICE_NAME"] = "vllm"
+            own["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"] = "http/protobuf"
+            own["OTEL_EXPORTER_OTLP_TRACES_HEADERS"] = f"authorization=Bearer%20{spec.traces[1]}"
+            own["OTEL_BSP_SCHEDULE_DELAY"] = "1000"  # ms until a request's page has its span
         if spec.gpus:
             own["CUDA_VISIBLE_DEVICES"] = ",".join(spec.gpus)
         else:

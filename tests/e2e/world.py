@@ -185,7 +185,7 @@ def build() -> World:
 def scrub() -> None:
     """After a test with real transactions: what `flush` does not know of."""
     with connection.cursor() as cursor:
-        cursor.execute("TRUNCATE telemetry_requestrecord, telemetry_requestdetail")
+        cursor.execute("TRUNCATE telemetry_requestrecord, telemetry_requestdetail, telemetry_enginespan")
         cursor.execute("INSERT INTO base_snapshotversion (id, version) VALUES (1, 1) ON CONFLICT DO NOTHING")
     forget()
 

@@ -284,3 +284,15 @@ class TestPrometheus:
     def test_a_wanted_line_that_cannot_be_read_is_told(self) -> None:
         with pytest.raises(ValueError, match="cannot be read"):
             read("a{x=1\n", ("a",))
+
+
+def test_vllm_sends_its_spans_where_it_is_told_and_nowhere_else() -> None:
+    vllm, told = (
+        adapter("vllm"),
+        spec(python=Path("/env/bin/python"), traces=("http://127.0.0.1:4/v1/traces", "secret")),
+    )
+    assert after(vllm.command(told), "--otlp-traces-endpoint") == "http://127.0.0.1:4/v1/traces"
+    assert vllm.environment(told)["OTEL_EXPORTER_OTLP_TRACES_HEADERS"] == "authorization=Bearer%20secret"
+    silent = spec(python=Path("/env/bin/python"))
+    assert "--otlp-traces-endpoint" not in vllm.command(silent)
+    assert not [name for name in vllm.environment(silent) if name.startswith("OTEL")]
