@@ -32,6 +32,7 @@ from console.fleet.deployment_detail import Detail, log_lines
 from console.fleet.deployment_form import engines, parameter_rows, values_of
 from console.fleet.models import Deployment
 from console.placement.models import Device
+from engine.adapters.recommend import USES, recommend
 from serving.port import PRIORITIES
 
 
@@ -146,6 +147,7 @@ def _form_context(request: HttpRequest, known: Deployment | None) -> dict[str, A
         "name": data.get("name", known.name if known else _free_name(model)),
         "route": data.get("route", ""),
         "engines": engines(model, engine),
+        **_advised(data.get("use", "chat"), model),
         **(_of_engine(shown, kind) if shown else {}),
         "devices": Device.objects.select_related("node").filter(lost_at=None),
         "classes": PRIORITIES,
@@ -170,6 +172,18 @@ def _of_engine(shown: Deployment, kind: str) -> dict[str, Any]:
     }
 
 
+def _advised(use: str, model: Model | None) -> dict[str, Any]:
+    """Which engine is recommended for what it is for, on the cards that there are."""
+    cards = set(Device.objects.filter(kind=Device.Kind.GPU, lost_at=None).values_list("uid", "name"))
+    kinds = {name for _uid, name in cards}
+    form = model.format if model and model.format else "safetensors"
+    return {
+        "use": use if use in USES else "chat",
+        "uses": USES.items(),
+        "recommended": recommend(use, gpus=len(cards), uniform=len(kinds) < 2, format=form),
+    }
+
+
 def _free_name(model: Model | None) -> str:
     """A name that nothing has yet."""
     if model is None:
@@ -188,7 +202,7 @@ def _plan_context(request: HttpRequest, known: Deployment | None) -> dict[str, A
         if shown is None:
             shown = drafted(data.get("model") or _first_model(), data.get("engine") or Deployment.Engine.EMBEDDED.value)
             shown.runtime = _newest_runtime(shown.engine)
-        if set(data) - {"model", "engine", "deployment"}:
+        if set(data) - {"model", "engine", "deployment", "use"}:
             assembled(actor_of(request), shown, values_of(data, free_arguments=_free(request)))
     except ConsoleError as error:
         problem, field = str(error), getattr(error, "field", "")

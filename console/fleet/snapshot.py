@@ -19,7 +19,7 @@ from console.base.sealing import SealBroken, unseal
 from console.errors import first_line
 from console.tenants.limits import LIMITS, limits_of, lower
 from console.version import version
-from engine.adapters import embedded
+from engine.adapters import ADAPTERS
 from serving.port import Deployment, Objectives, Price, Principal, Replica, Route, Snapshot, Target
 
 log = logging.getLogger(__name__)
@@ -264,7 +264,7 @@ def _replica(row: dict[str, Any]) -> Replica | None:
     )
 
 
-_EXTRAS = {"embedded": embedded.CALLER_EXTRAS, "external": frozenset[str]()}
+_EXTRAS = {"external": frozenset[str]()} | {name: each.extras for name, each in ADAPTERS.items()}
 
 
 def _from_disk(path: Path) -> Snapshot:
