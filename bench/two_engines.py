@@ -122,10 +122,15 @@ class Person:
         """The route's weights, half and half."""
         self.go("/routes/")
         self.page.locator("#content").get_by_role("link", name=MODEL).first.click()
-        for form in self.page.locator("form[action$='/target/']").all():
-            weight = form.locator("[name=weight]")
-            if weight.count() and form.locator("[name=deployment][type=hidden]").count():
-                weight.fill("50")
+        for name in (MODEL, "on-vllm"):
+            form = self.page.locator(f"form:has(input[name=deployment][value='{name}'])")
+            form.locator("[name=weight]").fill("50")
+            form.get_by_role("button", name="Save").click()
+            self.page.wait_for_selector(".note.good")
+        rules = self.page.locator("form[action$='/rules/']")
+        rules.locator("input[type=checkbox][name=sticky]").uncheck()
+        rules.get_by_role("button", name="Save").click()
+        self.page.wait_for_selector(".note.good")
         self.shot("route")
 
     def scale(self, path: str, replicas: int) -> None:
@@ -206,9 +211,6 @@ def play(stack: Stack, browser: Browser, first: str, shots: Path | None) -> dict
     person.go(where)
     person.shot("on-vllm")
     person.split()
-    stack.manage("route", "set", MODEL, "--sticky", "no")
-    for name in (MODEL, "on-vllm"):
-        stack.manage("route", "target", MODEL, name, "--weight", "50")
     key = stack.key()
     chatted = person.chat("What is a lighthouse?")
     seen = {name: waterfall(stack, person, each, f"request-{name}") for name, each in by_engine(stack, key).items()}
