@@ -1,6 +1,6 @@
 """Writes of placement: who gets which device, who gives it back, and which devices take nobody new.
 
-The controller calls `place`, `releasing` and `lend_nothing_more`; people call `cordon`. Each is one transaction.
+The controller calls `place` and `releasing`; people call `cordon`. Each is one transaction.
 """
 
 from __future__ import annotations
@@ -39,9 +39,12 @@ def place(need: Need, *, replica_id: UUID, deployment_id: UUID, label: str) -> P
         Device.objects.select_for_update(of=("self",)).select_related("node").order_by("node__name", "index")
     )
     lines = queries.live_lines()
+    by_id = {device.id: device for device in devices}
+    if any(line.replica_id == replica_id and by_id[line.device_id].lost_at is not None for line in lines):
+        releasing(replica_id, "A device of it is lost")
+        lines = queries.live_lines()
     own = [line for line in lines if line.replica_id == replica_id]
     kept = [line for line in own if line.state == State.RESERVED]
-    by_id = {device.id: device for device in devices}
     if kept:
         shares = tuple(_share_of(line, by_id[line.device_id]) for line in kept)
         return Plan(need, shares, Reason("already"))

@@ -17,6 +17,8 @@ LEND_UNTIL = 0.70
 DRAIN_FROM = 0.90
 """From this share on its newest borrower is drained."""
 
+_NOISE = 64 << 20  # bytes by which a driver's figures wander
+
 
 @dataclass(frozen=True, slots=True)
 class Resident:
@@ -194,6 +196,23 @@ def pressed(card: Card) -> Iterator[Pressed]:
         if borrowers and lender.measured >= DRAIN_FROM * left:
             newest = max(borrowers, key=lambda resident: (resident.since, resident.replica))
             yield Pressed(card.uid, lender.replica, lender.label, newest.replica, newest.label, lender.measured, left)
+
+
+def left_behind(kind: str, total: int, held: int, used: int, known: int, before: int) -> int:
+    """Bytes that a device still shows of a worker that is gone; 0 where its memory is free.
+
+    A CPU frees memory with the process. A card may keep it (a zombie, a driver that hangs): then nobody is known to
+    hold it, and the device shows more that is unattributed than when the release began.
+
+    Args:
+        held: what the device still counts for the worker.
+        used: what it shows in all, of which `known` is the others'.
+        before: what was unattributed when the release began.
+    """
+    if kind == "cpu":
+        return 0
+    gap = used - known - before
+    return held or (gap if gap > max(_NOISE, total // 200) else 0)
 
 
 def share_of_cores(card: Card, wanted: int) -> tuple[tuple[int, ...], bool]:

@@ -128,7 +128,8 @@ def objections(need: Need, card: Card, policy: Policy) -> Iterator[Reason]:
 
 def _space(need: Need, card: Card, policy: Policy) -> Iterator[Reason]:
     needed, reserve = policy.needed(need, card), need.reserve_on(card)
-    room = card.free + (card.best_lender[1] if need.borrows else 0)
+    # A loan covers what the newcomer keeps, never what others grew beyond their plan.
+    room = card.free + (card.best_lender[1] if need.borrows and card.free >= 0 else 0)
     values = {"peak": need.peak.total, "needed": needed, "free": card.free, "missing": needed - room}
     if needed > room:
         if card.models <= {need.model}:
@@ -142,19 +143,22 @@ def _space(need: Need, card: Card, policy: Policy) -> Iterator[Reason]:
 
 
 def loan(need: Need, card: Card, policy: Policy) -> tuple[str, int]:
-    """Who must lend how much so that the need fits; ("", 0) where nobody has to."""
-    missing = max(policy.needed(need, card), need.reserve_on(card)) - card.free
-    return (card.best_lender[0], missing) if need.borrows and missing > 0 else ("", 0)
+    """Who must lend how much so that the need fits; ("", 0) where nobody has to.
+
+    Never more than the borrower keeps: when it leaves, its lender has back what it lent, and nobody else has taken it.
+    """
+    reserve = need.reserve_on(card)
+    missing = max(policy.needed(need, card), reserve) - card.free
+    return (card.best_lender[0], min(missing, reserve)) if need.borrows and missing > 0 else ("", 0)
 
 
 def score(need: Need, card: Card, policy: Policy, siblings: int = 0) -> tuple[float, dict[str, float]]:
     """How good a card that fits is, 0 to 1, and the parts of that. `siblings`: replicas of its deployment there."""
     after = max(0.0, (card.free - need.reserve_on(card)) / card.total)
-    heat = 0.0 if card.temperature is None else (card.temperature - _COOL) / (_HOT - _COOL)
     parts = {
         "space": after if need.spread else 1 - after,
         "disk": float(need.model in card.on_disk),
-        "cool": 1 - min(1.0, max(0.0, heat)),
+        "cool": coolness(card),
         "apart": 1 / (1 + siblings),
     }
     weights = _SPREAD if need.spread else _PACK
@@ -166,17 +170,28 @@ def score(need: Need, card: Card, policy: Policy, siblings: int = 0) -> tuple[fl
     return round(whole, 6), {name: round(parts[name], 3) for name in weights}
 
 
+def coolness(card: Card) -> float:
+    """1 for a cool card, 0 for a hot one, in twentieths: a degree more or less decides nothing."""
+    if card.temperature is None:
+        return 1.0
+    return round(20 * (1 - min(1.0, max(0.0, (card.temperature - _COOL) / (_HOT - _COOL))))) / 20
+
+
 # -- many cards -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class _Table:
-    """What is known of every node for one need: a heap of (−score, order, version, node), stale entries skipped."""
+    """What is known of every node for one need: a heap of (−score, order, version, node), stale entries skipped.
+
+    `worth` has the score of every kind of card, None where it does not fit: most cards are like many others.
+    """
 
     heap: list[tuple[float, int, int, str]] = field(default_factory=list)
     versions: dict[str, int] = field(default_factory=dict)
     chosen: dict[str, tuple[str, ...]] = field(default_factory=dict)
     dirty: set[str] = field(default_factory=set)
+    worth: dict[tuple[int, bool, int], float | None] = field(default_factory=dict)
 
 
 class Board:
@@ -189,8 +204,10 @@ class Board:
         self._nodes: dict[str, list[str]] = {}
         self._order: dict[str, int] = {}
         self._tables: dict[Need, _Table] = {}
+        self._kinds: dict[tuple[Any, ...], int] = {}
+        self._kind_of: dict[str, int] = {}
         for card in cards:
-            self.cards[card.uid] = card
+            self._keep(card)
             self._nodes.setdefault(card.node, []).append(card.uid)
             self._order.setdefault(card.node, len(self._order))
 
@@ -239,7 +256,7 @@ class Board:
 
     def change(self, card: Card) -> None:
         """A card is another one now: measured, grown, cordoned, lost."""
-        self.cards[card.uid] = card
+        self._keep(card)
         for table in self._tables.values():
             table.dirty.add(card.node)
 
@@ -274,24 +291,33 @@ class Board:
         table.dirty.clear()
         return table
 
+    def _keep(self, card: Card) -> None:
+        """Cards of one kind are worth the same to every need that is not bound by hand."""
+        self.cards[card.uid] = card
+        kind = (
+            card.name, card.kind, card.total, card.free, card.classes, card.models, card.best_lender[1], card.cordoned,
+            card.lost, card.simulated, coolness(card), card.cores and card.uid,
+        )  # fmt: skip
+        self._kind_of[card.uid] = self._kinds.setdefault(kind, len(self._kinds))
+
     def _look(self, table: _Table, need: Need, node: str) -> None:
         """Judge a node anew; its older entries in the heap are stale from now on."""
         version = table.versions[node] = table.versions.get(node, 0) + 1
-        best = self._best_group(need, node)
+        best = self._best_group(table, need, node)
         if best is not None:
             whole, uids = best
             table.chosen[node] = uids
             heapq.heappush(table.heap, (-whole, self._order[node], version, node))
 
-    def _best_group(self, need: Need, node: str) -> tuple[float, tuple[str, ...]] | None:
+    def _best_group(self, table: _Table, need: Need, node: str) -> tuple[float, tuple[str, ...]] | None:
         """The best cards of one name on a node, as many as the need has, and their mean score."""
         siblings = self.siblings(need, node) if need.spread else 0
         by_name: dict[str, list[tuple[float, int, str]]] = {}
         for uid in self._nodes[node]:
             card = self.cards[uid]
-            if next(objections(need, card, self.policy), None) is None:
-                entry = (-score(need, card, self.policy, siblings)[0], card.index, uid)
-                by_name.setdefault(card.name, []).append(entry)
+            worth = self._worth(table, need, card, siblings)
+            if worth is not None:
+                by_name.setdefault(card.name, []).append((-worth, card.index, uid))
         best: tuple[float, tuple[str, ...]] | None = None
         for entries in by_name.values():
             if len(entries) >= need.cards:
@@ -301,6 +327,20 @@ class Board:
                     best = (whole, tuple(entry[2] for entry in taken))
         return best
 
+    def _worth(self, table: _Table, need: Need, card: Card, siblings: int) -> float | None:
+        """The score of a card, None where it does not fit. A card bound by hand, or a CPU, is looked at itself."""
+        if need.binding or card.cores:
+            return self._judged(need, card, siblings)
+        key = (self._kind_of[card.uid], need.model in card.on_disk, siblings)
+        if key not in table.worth:
+            table.worth[key] = self._judged(need, card, siblings)
+        return table.worth[key]
+
+    def _judged(self, need: Need, card: Card, siblings: int) -> float | None:
+        if next(objections(need, card, self.policy), None) is not None:
+            return None
+        return score(need, card, self.policy, siblings)[0]
+
     def _share(self, need: Need, card: Card) -> Share:
         lender, lent = loan(need, card, self.policy)
         cores, exclusive = share_of_cores(card, need.threads) if card.cores else ((), True)
@@ -309,7 +349,8 @@ class Board:
     def _verdict(self, need: Need, card: Card, chosen: tuple[str, ...]) -> Verdict:
         reasons = tuple(objections(need, card, self.policy))
         whole, parts = (None, {}) if reasons else score(need, card, self.policy, self.siblings(need, card.node))
-        if not reasons and need.cards > 1 and card.uid not in chosen and self._best_group(need, card.node) is None:
+        alone = need.cards > 1 and card.uid not in chosen and not reasons
+        if alone and self._best_group(self._table(need), need, card.node) is None:
             reasons, whole = (Reason("group", {"cards": need.cards}),), None
         lender, lent = ("", 0) if reasons else loan(need, card, self.policy)
         return Verdict(

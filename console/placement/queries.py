@@ -20,8 +20,10 @@ def policy() -> Policy:
     return Policy(settings.ENV["PLACEMENT_BUFFER"])
 
 
-def cards(devices: Iterable[Device] | None = None, lines: Iterable[Reservation] | None = None) -> list[Card]:
-    """All devices as the planner sees them now, in the order of nodes; four queries."""
+def cards(
+    devices: Iterable[Device] | None = None, lines: Iterable[Reservation] | None = None, *, with_disks: bool = True
+) -> list[Card]:
+    """All devices as the planner sees them now, in the order of nodes; at most three queries."""
     if devices is None:
         devices = Device.objects.select_related("node")
     if lines is None:
@@ -30,7 +32,7 @@ def cards(devices: Iterable[Device] | None = None, lines: Iterable[Reservation] 
     for line in lines:
         by_device.setdefault(line.device_id, []).append(line)
     names = {line.id: str(line.replica_id) for group in by_device.values() for line in group}
-    on_disk = models_by_node()
+    on_disk = models_by_node() if with_disks else {}
     return [
         card_of(device, by_device.get(device.id, []), names, on_disk.get(device.node_id, frozenset()))
         for device in devices
