@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.db import transaction
+from django.utils import timezone
 
 from console.audit.actions import Actor, record
 from console.catalog.models import Model
@@ -17,6 +18,8 @@ def move_replica(replica: Replica, state: str, reason: str, **changes: Any) -> R
     old = replica.state
     replica.state = state
     replica.reason = reason
+    if state != old:
+        changes = {"state_at": timezone.now(), **changes}
     for name, value in changes.items():
         setattr(replica, name, value)
     replica.save(update_fields=["state", "reason", *changes])
@@ -33,7 +36,10 @@ def move_replica(replica: Replica, state: str, reason: str, **changes: Any) -> R
 
 
 def ensure_replicas(deployment: Deployment) -> list[Replica]:
-    """One row per ordinal up to the wanted number; rows beyond it stay and are drained by the controller."""
+    """One row per ordinal up to the wanted number; rows beyond it stay. Of external endpoints, and in tests.
+
+    Which replicas a deployment with workers has is decided by fleet.replicas.
+    """
     have = {replica.ordinal: replica for replica in deployment.replicas.select_related("deployment")}
     for ordinal in range(1, deployment.desired_replicas + 1):
         if ordinal not in have:

@@ -15,6 +15,8 @@ State = Replica.State
 START_TIMEOUT_S = 30.0  # launch until the worker's process is seen
 LOAD_TIMEOUT_S = 600.0  # process until the worker says it is ready
 SILENT_S = 8.0  # no answer to a probe: stopped or starved, out of rotation
+DRAIN_GRACE_S = 1.0  # gateways have heard by then that it takes nobody new, and what was on its way has come
+DRAIN_S = 600.0  # for requests that run on; then it is told to end, and cuts them after its own grace
 BACKOFF_S = (0.2, 1.0, 4.0, 15.0, 60.0)  # before restart 1, 2, …; the last repeats
 _ENDED_AS_ASKED = "exit status 0"  # workers end so at SIGTERM, as when everything is stopped; a crash has another
 SETTLED_S = 600.0  # ready for this long: earlier failures are forgiven
@@ -49,6 +51,8 @@ class Seen:
     exit_reason: str = ""
     log_tail: str = ""
     probe: Probe | None = None
+    requests: int | None = None  # that run or wait in it, by what it said last; None where that is not known
+    robbed: str = ""  # what became of its socket; empty while it is its own
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,15 @@ class Decision:
     act: Act = Act.NOTHING
 
 
-def decide(state: str, in_state_s: float, failures: int, wanted: bool, seen: Seen) -> Decision:
+def decide(
+    state: str,
+    in_state_s: float,
+    failures: int,
+    wanted: bool,
+    seen: Seen,
+    why: str = "Its deployment wants it",
+    drain_s: float = DRAIN_S,
+) -> Decision:
     """Return what to do with one replica.
 
     Args:
@@ -69,13 +81,19 @@ def decide(state: str, in_state_s: float, failures: int, wanted: bool, seen: See
         failures: failed starts and deaths in a row.
         wanted: whether its deployment still wants it.
         seen: what is known of its worker.
+        why: it is wanted, or no longer.
+        drain_s: how long requests that it has may go on once it is not wanted.
     """
+    if state == State.DRAINING:
+        return _draining(in_state_s, seen, drain_s)
     if not wanted:
-        return _unwanted(state, seen)
+        return _unwanted(state, seen, why)
     if state == State.READY and seen.present and not seen.alive and seen.exit_reason == _ENDED_AS_ASKED:
         return Decision(State.STOPPED, "The worker was asked to end, and did")
     if state in {State.STARTING, State.LOADING, State.VERIFYING, State.READY} and seen.present and not seen.alive:
         return Decision(State.FAILED, _with_tail(f"The worker ended: {seen.exit_reason}", seen.log_tail))
+    if state in {State.PENDING, State.STOPPED}:
+        return _not_running(state, seen, why)
     return _STEPS[State(state)](in_state_s, failures, seen)
 
 
@@ -86,18 +104,21 @@ def backoff_s(failures: int) -> float:
     return BACKOFF_S[min(failures, len(BACKOFF_S)) - 1]
 
 
-def _unwanted(state: str, seen: Seen) -> Decision:
+def _unwanted(state: str, seen: Seen, why: str) -> Decision:
     if state == State.STOPPED:
-        return Decision(state, "")
+        return Decision(state, "", Act.KILL if seen.alive else Act.NOTHING)
+    if state == State.HUNG and seen.alive:
+        return Decision(state, "", Act.KILL)
     if seen.alive:
-        if state == State.DRAINING:
-            return Decision(state, "", Act.END)
-        return Decision(State.DRAINING, "Its deployment wants fewer replicas")
-    return Decision(State.STOPPED, "Its deployment wants fewer replicas")
+        return Decision(State.DRAINING, why)
+    return Decision(State.STOPPED, why)
 
 
-def _pending(_in_state_s: float, _failures: int, _seen: Seen) -> Decision:
-    return Decision(State.STARTING, "Its deployment wants it", Act.LAUNCH)
+def _not_running(state: str, seen: Seen, why: str) -> Decision:
+    """A worker that is still there is one that nobody knows any more: never two."""
+    if seen.alive:
+        return Decision(state, "", Act.KILL)
+    return Decision(State.STARTING, why, Act.LAUNCH)
 
 
 def _starting(in_state_s: float, _failures: int, seen: Seen) -> Decision:
@@ -124,6 +145,8 @@ def _verifying(_in_state_s: float, _failures: int, _seen: Seen) -> Decision:
 
 def _ready(in_state_s: float, _failures: int, seen: Seen) -> Decision:
     probe = seen.probe
+    if seen.robbed:
+        return Decision(State.HUNG, seen.robbed, Act.KILL)
     if probe is None or in_state_s < SILENT_S:
         return Decision(State.READY, "")
     if probe.silent_s > SILENT_S:
@@ -148,26 +171,24 @@ def _failed(in_state_s: float, failures: int, seen: Seen) -> Decision:
     return Decision(State.STARTING, f"Restart after failure {failures}, {wait:g} s later", Act.LAUNCH)
 
 
-def _stopped(_in_state_s: float, _failures: int, _seen: Seen) -> Decision:
-    return Decision(State.STARTING, "Its deployment wants it again", Act.LAUNCH)
-
-
-def _draining(_in_state_s: float, _failures: int, seen: Seen) -> Decision:
-    if seen.alive:
+def _draining(in_state_s: float, seen: Seen, drain_s: float) -> Decision:
+    """Gateways send nobody new; it ends once those it has are done. One that cannot say how many is told to end."""
+    if not seen.alive:
+        return Decision(State.STOPPED, "Drained and ended")
+    silent = seen.probe is not None and seen.probe.silent_s > SILENT_S
+    done = seen.requests == 0 and in_state_s > DRAIN_GRACE_S
+    if seen.requests is None or silent or done or in_state_s > drain_s:
         return Decision(State.DRAINING, "", Act.END)
-    return Decision(State.STOPPED, "Drained and ended")
+    return Decision(State.DRAINING, "")
 
 
 _STEPS = {
-    State.PENDING: _pending,
     State.STARTING: _starting,
     State.LOADING: _loading,
     State.VERIFYING: _verifying,
     State.READY: _ready,
     State.HUNG: _hung,
     State.FAILED: _failed,
-    State.STOPPED: _stopped,
-    State.DRAINING: _draining,
 }
 
 

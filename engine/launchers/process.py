@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import os
 import signal
-from collections.abc import Iterable
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -75,16 +74,6 @@ def marked(mark: str) -> list[int]:
                 if needle in (folder / "environ").read_bytes().split(b"\0"):
                     found.append(int(folder.name))
     return found
-
-
-def rss_bytes(pids: Iterable[int]) -> int:
-    """Memory of those processes that is theirs alone, resident: what ending them all would free."""
-    page, total = os.sysconf("SC_PAGE_SIZE"), 0
-    for pid in pids:
-        with contextlib.suppress(OSError, IndexError, ValueError):
-            _size, resident, shared, *_rest = Path(f"/proc/{pid}/statm").read_text().split()
-            total += (int(resident) - int(shared)) * page
-    return total
 
 
 def signal_if_same(pid: int, ticks: int, number: int) -> bool:

@@ -1,7 +1,8 @@
 """A worker as small as can be: --uds, --introspection-port, --ready-file, /health, /stats, one chat completion.
 
 `--as` makes it misbehave: crash (at once), loading (never ready), mute (its test prompt gets a 500), slow (a prompt
-takes until it is told to end), stubborn (does not listen to SIGTERM).
+takes until it is told to end), stubborn (does not listen to SIGTERM), sick (says that it makes no progress). Beside its
+ready file, `running` and `served` hold the numbers of requests that it says it has and had.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-STATS = {"running": 0, "waiting": 0, "kv_usage": 0.0, "free_blocks": 8, "steps": 1}
+STATS = {
+    "running": 0, "waiting": 0, "kv_usage": 0.0, "free_blocks": 8, "steps": 1, "generation_tokens": 0,
+    "prompt_tokens": 0, "prefix_hit_tokens": 0,
+}  # fmt: skip
 COMPLETION = {
     "choices": [{"message": {"role": "assistant", "content": "Hi"}}],
     "usage": {"prompt_tokens": 1, "completion_tokens": 2},
@@ -26,9 +30,21 @@ COMPLETION = {
 
 class Answers(BaseHTTPRequestHandler):
     manner = ""
+    folder = Path()
 
     def do_GET(self) -> None:
-        self._send(200, STATS if self.path == "/stats" else {"status": "ok"})
+        if self.path == "/stats":
+            self._send(
+                200, {**STATS, "running": self._told("running"), "requests_finished": {"stop": self._told("served")}}
+            )
+        elif self.manner == "sick":
+            self._send(503, {"status": "unhealthy", "reason": "no step for 12 s"})
+        else:
+            self._send(200, {"status": "ok"})
+
+    def _told(self, name: str) -> int:
+        path = self.folder / name
+        return int(path.read_text()) if path.exists() else 0
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["content-length"]))
@@ -64,7 +80,7 @@ def main() -> int:
     parser.add_argument("--ready-file", type=Path, required=True)
     parser.add_argument("--as", dest="manner", default="")
     options = parser.parse_args()
-    Answers.manner = options.manner
+    Answers.manner, Answers.folder = options.manner, options.ready_file.parent
     if options.manner == "crash":
         print("out of luck", flush=True)
         return 3

@@ -4,111 +4,30 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from django.conf import settings
 from django.db import OperationalError
 
 from console.audit.actions import COMMAND_LINE
 from console.base.egress import parse_allow
-from console.catalog.models import Model
 from console.fleet import controller as module
-from console.fleet import live, probe, reconcile
-from console.fleet.actions import deploy
+from console.fleet import live, reconcile
 from console.fleet.controller import Controller
 from console.fleet.endpoint_actions import add_endpoint
 from console.fleet.external import Checks
 from console.fleet.models import ControllerLease, Deployment, Replica, Transition
-from engine.adapters.base import WorkerSpec
-from engine.launchers import process
+from console.fleet.worker_logs import last_line
+from console.fleet.workers import Workers
 from engine.launchers.base import Launch
 from engine.launchers.local import LocalLauncher
+from tests.console.fleet_house import House
 
 pytestmark = pytest.mark.django_db
 
-FAKE = Path(__file__).parent / "fake_worker.py"
 State = Replica.State
-
-
-def command(spec: WorkerSpec) -> list[str]:
-    """The fake in place of the engine; a deployment's parameter `as` says how it behaves."""
-    argv = [sys.executable, str(FAKE), "--uds", str(spec.uds), "--ready-file", str(spec.ready_file)]
-    return [*argv, "--as", str(spec.parameters.get("as", ""))]
-
-
-class House:
-    """A deployment of the fake and the controllers that look after it, one tick at a time."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.stop = threading.Event()
-        model = Model.objects.create(name="Fake", source="file:fake", path="/fake", sha256="0" * 64)
-        self.deployment = deploy(COMMAND_LINE, model, "fake", "fake")
-        self.controllers: list[Controller] = []
-        self.leader = self.controller("first")
-
-    def controller(self, holder: str) -> Controller:
-        made = Controller(LocalLauncher(self.root))
-        made.lease.holder = holder
-        self.controllers.append(made)
-        threading.Thread(target=made._heartbeats.run, args=(self.stop,), daemon=True).start()
-        return made
-
-    def behave(self, manner: str) -> None:
-        Deployment.objects.update(parameters={"as": manner})
-
-    def replica(self, ordinal: int = 1) -> Replica:
-        return Replica.objects.get(ordinal=ordinal)
-
-    def until(self, check: Callable[[], object], seconds: float = 20) -> None:
-        """Tick until it is so; only a controller that never gets there fails."""
-        deadline = time.monotonic() + seconds
-        while not check():
-            assert time.monotonic() < deadline, self.history()
-            self.leader.tick()
-            time.sleep(0.01)
-
-    def until_state(self, state: str, ordinal: int = 1) -> Replica:
-        self.until(lambda: Replica.objects.filter(ordinal=ordinal, state=state).exists())
-        return self.replica(ordinal)
-
-    def history(self, ordinal: int = 1) -> list[tuple[str, str]]:
-        rows = Transition.objects.filter(subject_label=f"fake r{ordinal}").order_by("id")
-        return [(row.new, row.reason) for row in rows]
-
-    def alive(self, replica: Replica) -> bool:
-        assert replica.pid is not None and replica.pid_started_at is not None
-        return process.is_alive(replica.pid, int(replica.pid_started_at))
-
-
-def _leave_nothing(controller: Controller) -> None:
-    launcher = controller.launcher
-    while launcher._shims:  # a shim that was just started may not have said yet what it runs
-        for replica_id in launcher.known():
-            launcher.kill(replica_id)
-        launcher._reap()
-    for ending in controller._endings.values():
-        ending.join()
-
-
-@pytest.fixture
-def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, embedded_servers: None) -> Iterator[House]:
-    monkeypatch.setattr(module.embedded, "command", command)
-    monkeypatch.setattr(reconcile, "SILENT_S", 0.6)
-    monkeypatch.setattr(probe, "PROBE_TIMEOUT_S", 0.2)
-    monkeypatch.setattr("console.fleet.heartbeat.BEAT_S", 0.05)
-    settings.LAYOUT.worker_sockets.mkdir(parents=True, exist_ok=True)
-    made = House(tmp_path / "workers")
-    made.root.mkdir()
-    yield made
-    made.stop.set()
-    for controller in made.controllers:
-        _leave_nothing(controller)
 
 
 def test_a_wanted_replica_becomes_ready_through_every_state_with_a_reason(house: House) -> None:
@@ -134,9 +53,9 @@ def test_a_killed_worker_is_replaced_and_the_signal_is_named(house: House) -> No
 def test_the_last_line_is_a_whole_one_and_none_of_the_engines_records(tmp_path: Path) -> None:
     log = tmp_path / "worker.log"
     log.write_text('{"event": "ready", "n": 1}\n' * 400)
-    assert module._last_line(log) == ""
+    assert last_line(log) == ""
     log.write_text('out of luck\n{"event": "stopped"}\n')
-    assert module._last_line(log) == "out of luck"
+    assert last_line(log) == "out of luck"
 
 
 def test_a_stopped_worker_is_hung_and_replaced(house: House) -> None:
@@ -201,8 +120,7 @@ def test_a_process_that_cannot_be_started_is_a_failure_and_not_the_end(
 def test_a_new_controller_adopts_the_worker_that_runs(house: House) -> None:
     first = house.until_state(State.READY)
     count = len(house.history())
-    house.leader.lease.release()
-    house.leader = house.controller("second")
+    house.take_over("second")
     house.until(lambda: live.read([str(first.id)]) and house.leader.lease.epoch == 2)
     assert house.replica().pid == first.pid
     assert house.alive(first)
@@ -212,9 +130,8 @@ def test_a_new_controller_adopts_the_worker_that_runs(house: House) -> None:
 def test_a_controller_that_takes_over_during_a_verification_does_it_again(house: House) -> None:
     house.behave("slow")
     first = house.until_state(State.VERIFYING)
-    house.leader.lease.release()
-    house.leader = house.controller("second")
-    house.until(lambda: house.leader._verifications)
+    house.take_over("second")
+    house.until(lambda: house.leader.workers._verifications)
     assert house.replica().state == State.VERIFYING
     os.kill(first.pid or 0, signal.SIGKILL)
     house.behave("")
@@ -278,14 +195,14 @@ def test_one_replica_that_cannot_be_handled_does_not_stop_the_others(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Deployment.objects.update(desired_replicas=2)
-    step = Controller._step
+    step = Workers.step
 
-    def trip(self: Controller, replica: Replica) -> None:
+    def trip(self: Workers, replica: Replica, may_act: Callable[[], bool]) -> None:
         if replica.ordinal == 1:
             raise RuntimeError("boom")
-        step(self, replica)
+        step(self, replica, may_act)
 
-    monkeypatch.setattr(Controller, "_step", trip)
+    monkeypatch.setattr(Workers, "step", trip)
     house.until_state(State.READY, 2)
     assert house.replica(1).state == State.PENDING
 
@@ -307,7 +224,7 @@ def test_a_database_error_is_waited_out(house: House, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Controller, "tick", tick)
     monkeypatch.setattr(module, "close_old_connections", lambda: None)
-    house.leader._heartbeats.run = lambda _stop: None  # type: ignore[method-assign]
+    house.leader.heartbeats.run = lambda _stop: None  # type: ignore[method-assign]
     house.leader.run(stop)
     assert len(looks) == 2
 

@@ -22,7 +22,7 @@ PROBES = st.none() | st.builds(
 )
 SEEN = st.builds(
     Seen, present=st.booleans(), alive=st.booleans(), ready=st.booleans(), exit_reason=st.just("exit status 1"),
-    log_tail=st.sampled_from(["", "boom"]), probe=PROBES,
+    log_tail=st.sampled_from(["", "boom"]), probe=PROBES, requests=st.none() | st.integers(0, 2),
 )  # fmt: skip
 
 
@@ -80,6 +80,28 @@ def test_a_replica_no_longer_wanted_is_drained_first() -> None:
     assert decide(State.DRAINING, 9, 0, False, DEAD).state == State.STOPPED
 
 
+def test_a_drain_waits_for_the_requests_it_has_and_not_for_ever() -> None:
+    two, none = replace(ALIVE, requests=2), replace(ALIVE, requests=0)
+    assert decide(State.DRAINING, 9, 0, False, two).act is Act.NOTHING
+    assert decide(State.DRAINING, reconcile.DRAIN_S + 1, 0, False, two).act is Act.END
+    assert decide(State.DRAINING, 31, 0, False, two, drain_s=30).act is Act.END
+    assert decide(State.DRAINING, 1, 0, False, none).act is Act.NOTHING, "gateways may still be sending"
+    assert decide(State.DRAINING, 3, 0, False, none).act is Act.END
+    mute = replace(two, probe=Probe(True, "", reconcile.SILENT_S + 1))
+    assert decide(State.DRAINING, 3, 0, False, mute).act is Act.END
+
+
+def test_a_socket_that_is_not_its_own_takes_a_worker_out_of_rotation() -> None:
+    robbed = replace(ALIVE, robbed="Its socket is gone", probe=Probe(True, "", 0))
+    decision = decide(State.READY, 1, 0, True, robbed)
+    assert (decision.state, decision.reason, decision.act) == (State.HUNG, "Its socket is gone", Act.KILL)
+
+
+def test_a_hung_worker_that_is_not_wanted_any_more_is_ended_all_the_same() -> None:
+    assert decide(State.HUNG, 1, 0, False, ALIVE).act is Act.KILL
+    assert decide(State.HUNG, 1, 0, False, DEAD).state == State.STOPPED
+
+
 @given(
     state=st.sampled_from(list(State)),
     in_state=st.floats(0, 1e4),
@@ -95,6 +117,8 @@ def test_every_change_has_a_reason_and_no_second_worker_is_started(
         assert decision.reason
     if decision.act is Act.LAUNCH:
         assert wanted
-        assert state in {State.PENDING, State.STOPPED} or not seen.alive
+        assert not seen.alive
     if not wanted:
-        assert decision.state in {State.DRAINING, State.STOPPED}
+        assert decision.state in {State.DRAINING, State.STOPPED} or decision.act is Act.KILL
+    if state == State.STOPPED and seen.alive:
+        assert decision.act is Act.KILL, "whoever thinks that it is stopped must not leave it running"

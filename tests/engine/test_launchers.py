@@ -142,13 +142,6 @@ def test_a_worker_keeps_to_its_cores(launcher: LocalLauncher) -> None:
     assert f"{{{core}}}" in log.read_text()
 
 
-def test_memory_is_that_of_the_whole_family() -> None:
-    own = process.rss_bytes([os.getpid()])
-    assert own > 1_000_000
-    assert process.rss_bytes([os.getpid(), 2**22 + 1]) <= own * 1.1
-    assert os.getpid() in process.tree(os.getppid())
-
-
 def test_ending_what_never_ran_is_nothing(launcher: LocalLauncher) -> None:
     launcher.end("none", 1)
     launcher.kill("none")

@@ -1,0 +1,424 @@
+"""What happens to requests when workers fail, and when the fleet changes: `python bench/fleet.py [--json] [--only NAME …]`.
+
+Two embedded replicas behind one route, under steady load. One after the other: a worker is killed, one is killed as the
+kernel's out-of-memory killer does it (with all that it started, from outside), one is stopped (SIGSTOP), one has its
+step thread deadlocked by the engine's test hook, and one has its socket stolen by a listener that hangs up. Then the
+deployment is scaled to one and back, and its configuration is rolled out twice: with room to surge, and (`full`) on a
+card that holds two replicas and no more.
+
+The bars: no request that had no byte fails; a stopped worker is out of rotation within 10 s, a deadlocked one within
+R24's N (10 s here) and a heartbeat; both are replaced within 30 s; scaling fails nothing; a rollout answers each request
+with 200, or with 503 after the route's full queue time, and on a full card it serves with one replica less for no
+longer than a cold start and 5 s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from bench.stack import MODEL, Stack, eventually
+
+CLIENTS = 4
+TOKENS = 24
+QUEUE_S = 10.0
+OUT_OF_ROTATION_S = 10.0
+REPLACED_S = 30.0
+HEARTBEAT_S = 2.0  # between a worker's own verdict and the row: probe, tick and write, on a busy machine
+DIP_S = 5.0
+FULL_CARD = "sim:1xFULL-5G"
+
+
+@dataclass
+class Asked:
+    """One request: when it began (unix), how it ended, and after how long."""
+
+    at: float
+    status: int = 0
+    bytes: int = 0
+    done: bool = False
+    error: str = ""
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        return self.status == 200 and self.done
+
+    @property
+    def lost_without_a_byte(self) -> bool:
+        """Nothing was sent to its client, and it failed: it should have been tried elsewhere."""
+        return not self.ok and not self.bytes
+
+    @property
+    def waited_in_vain(self) -> bool:
+        return self.status == 503 and self.seconds >= QUEUE_S - 0.5
+
+
+@dataclass
+class Load:
+    """Clients that ask one after the other until told to stop."""
+
+    port: int
+    key: str
+    asked: list[Asked] = field(default_factory=list)
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _threads: list[threading.Thread] = field(default_factory=list)
+
+    def start(self) -> None:
+        for number in range(CLIENTS):
+            thread = threading.Thread(target=self._ask_on, args=(number,), daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def stop(self) -> list[Asked]:
+        """Let those that run end, and return all."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(timeout=120)
+        return sorted(self.asked, key=lambda each: each.at)
+
+    def _ask_on(self, number: int) -> None:
+        count = 0
+        while not self._stop.is_set():
+            count += 1
+            self.asked.append(ask(self.port, self.key, f"client {number}, question {count}: tell me something."))
+
+
+def ask(port: int, key: str, question: str, tokens: int = TOKENS) -> Asked:
+    """Ask once, streaming, and read to the end."""
+    asked = Asked(time.time())
+    body = {
+        "model": MODEL, "messages": [{"role": "user", "content": question}], "stream": True, "max_tokens": tokens,
+        "temperature": 0, "ignore_eos": True,
+    }  # fmt: skip
+    headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=90)
+    try:
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+        response = connection.getresponse()
+        asked.status = response.status
+        text = b""
+        while piece := response.read1(65536):
+            text += piece
+            asked.bytes += len(piece) if response.status == 200 else 0
+        asked.done = b"data: [DONE]" in text
+        asked.error = "" if asked.done else text.decode(errors="replace")[-300:]
+    except (OSError, http.client.HTTPException) as error:
+        asked.error = repr(error)
+    finally:
+        connection.close()
+    asked.seconds = time.time() - asked.at
+    return asked
+
+
+# -- the site ---------------------------------------------------------------------------------------------------------
+
+
+class Site:
+    """A stack with replicas of the bundled model, seen through its commands."""
+
+    def __init__(self, stack: Stack) -> None:
+        self.stack = stack
+        self.key = stack.key(name=f"fleet-{time.time_ns()}")
+
+    def manage(self, *argv: str) -> str:
+        return self.stack.manage("deployment", *argv)
+
+    def replicas(self) -> list[dict[str, Any]]:
+        return list(self.stack.status()["replicas"])
+
+    def ready(self) -> list[dict[str, Any]]:
+        return [each for each in self.replicas() if each["state"] == "ready"]
+
+    def wait(self, count: int, timeout_s: float = 90) -> None:
+        """Until exactly so many are ready, and no other has a worker."""
+
+        def so() -> bool:
+            states = [each["state"] for each in self.replicas()]
+            return states.count("ready") == count and set(states) <= {"ready", "stopped"}
+
+        eventually(so, timeout_s, pause_s=0.3)
+
+    def transitions(self, since: float, subject: str = "") -> list[dict[str, Any]]:
+        """Changes of state since a moment, oldest first, with `when` in unix seconds."""
+        rows = [json.loads(line) for line in self.stack.manage("transitions", "--json", "--limit", "300").splitlines()]
+        for row in rows:
+            row["when"] = datetime.fromisoformat(row["at"]).timestamp()
+        return [row for row in reversed(rows) if row["when"] >= since and subject in row["subject"]]
+
+    @contextlib.contextmanager
+    def load(self) -> Iterator[Load]:
+        made = Load(self.stack.port, self.key)
+        made.start()
+        try:
+            yield made
+        finally:
+            made.stop()
+
+    def uds(self, replica: dict[str, Any]) -> Path:
+        """The newest socket of a replica's worker."""
+        found = sorted(self.stack.data.rglob(f"{replica['id'].replace('-', '')[:10]}-*.sock"))
+        return found[-1]
+
+
+@dataclass
+class Figures:
+    """What one scenario came to."""
+
+    name: str
+    ok: bool
+    facts: dict[str, Any]
+
+    def line(self) -> str:
+        facts = ", ".join(f"{name} {value}" for name, value in self.facts.items())
+        return f"{'ok  ' if self.ok else 'FAIL'}  {self.name:12} {facts}"
+
+
+def _counts(asked: list[Asked]) -> dict[str, Any]:
+    return {
+        "requests": len(asked),
+        "cut": sum(not each.ok and each.bytes > 0 for each in asked),
+        "lost_without_a_byte": sum(each.lost_without_a_byte for each in asked),
+    }
+
+
+# -- workers that fail ------------------------------------------------------------------------------------------------
+
+
+def killed(site: Site) -> Figures:
+    """kill -9 of a worker."""
+    return _fails(site, "killed", lambda replica: os.kill(replica["pid"], signal.SIGKILL), REPLACED_S)
+
+
+def oom(site: Site) -> Figures:
+    """As the kernel's out-of-memory killer ends it: SIGKILL from outside, to all that shares the memory."""
+
+    def strike(replica: dict[str, Any]) -> None:
+        mark = f"WORKER_OF_REPLICA={replica['id']}".encode()
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if entry.name.isdigit() and mark in (entry / "environ").read_bytes():
+                    os.kill(int(entry.name), signal.SIGKILL)
+
+    return _fails(site, "oom", strike, REPLACED_S)
+
+
+def stopped(site: Site) -> Figures:
+    """SIGSTOP: it answers no probe, and its connections stay open."""
+    return _fails(site, "stopped", lambda replica: os.kill(replica["pid"], signal.SIGSTOP), OUT_OF_ROTATION_S)
+
+
+def deadlocked(site: Site) -> Figures:
+    """Its step thread waits for good: probes are answered, sequences run, no step is made."""
+    limit = OUT_OF_ROTATION_S + HEARTBEAT_S
+    return _fails(site, "deadlocked", lambda replica: os.kill(replica["pid"], signal.SIGUSR2), limit)
+
+
+def robbed(site: Site) -> Figures:
+    """Somebody else listens where its socket was, takes connections, and hangs up."""
+    thief = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+
+    def strike(replica: dict[str, Any]) -> None:
+        path = site.uds(replica)
+        path.unlink()
+        thief.bind(str(path))
+        thief.listen()
+        threading.Thread(target=_hang_up, args=(thief,), daemon=True).start()
+
+    try:
+        return _fails(site, "robbed", strike, OUT_OF_ROTATION_S)
+    finally:
+        thief.close()
+
+
+def _hang_up(listener: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            listener.accept()[0].close()
+
+
+def _fails(site: Site, name: str, strike: Callable[[dict[str, Any]], None], out_within_s: float) -> Figures:
+    """Under load, one of two workers fails; the site serves on, and it is replaced."""
+    site.wait(2)
+    victim = site.ready()[0]
+    with site.load() as load:
+        time.sleep(3)
+        struck_at = time.time()
+        strike(victim)
+        rows = eventually(lambda: _replacement(site, victim, struck_at), out_within_s + REPLACED_S + 30, pause_s=0.5)
+        time.sleep(2)
+        asked = load.stop()
+    out, back = rows
+    served = [each for each in asked if each.ok and struck_at < each.at + each.seconds < back["when"]]
+    facts = {
+        "out_s": round(out["when"] - struck_at, 2),
+        "replaced_s": round(back["when"] - struck_at, 2),
+        "reason": out["reason"][:90],
+        "served_meanwhile": len(served),
+        **_counts(asked),
+    }
+    ok = facts["out_s"] <= out_within_s and facts["lost_without_a_byte"] == 0 and bool(served)
+    return Figures(name, ok and facts["replaced_s"] - facts["out_s"] <= REPLACED_S, facts)
+
+
+def _replacement(site: Site, victim: dict[str, Any], since: float) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """When the victim left rotation, and when it was ready again."""
+    rows = site.transitions(since, victim["name"])
+    out = next((row for row in rows if row["old"] == "ready"), None)
+    back = next((row for row in rows if row["new"] == "ready"), None)
+    return (out, back) if out and back else None
+
+
+# -- a fleet that changes ---------------------------------------------------------------------------------------------
+
+
+def scaled(site: Site) -> Figures:
+    """To one replica and back to two, under load."""
+    site.wait(2)
+    with site.load() as load:
+        time.sleep(2)
+        site.manage("scale", MODEL, "1")
+        site.wait(1)
+        time.sleep(2)
+        site.manage("scale", MODEL, "2")
+        site.wait(2)
+        time.sleep(2)
+        asked = load.stop()
+    failed = [each for each in asked if not each.ok]
+    return Figures("scaled", not failed, {**_counts(asked), "failed": len(failed), **_first_error(failed)})
+
+
+def surge(site: Site) -> Figures:
+    """A change of configuration where there is room for one more."""
+    return _rollout(site, "surge", fewest=2)
+
+
+def full(site: Site) -> Figures:
+    """The same on a card that holds two replicas and no more."""
+    return _rollout(site, "dip", fewest=1)
+
+
+def _rollout(site: Site, strategy: str, fewest: int) -> Figures:
+    site.wait(2)
+    began = time.time()
+    sizes = {"surge": "48", "dip": "40"}
+    with site.load() as load:
+        time.sleep(2)
+        site.manage("set", MODEL, "--parameter", f"max_num_seqs={sizes[strategy]}")
+        done = eventually(lambda: _ended(site, began), 180, pause_s=0.5)
+        time.sleep(2)
+        asked = load.stop()
+    site.wait(2)
+    rows = site.transitions(began)
+    starts = _cold_starts(rows)
+    dips = _dips(rows)
+    failed = [each for each in asked if not (each.ok or each.waited_in_vain)]
+    facts = {
+        "ended": done["new"],
+        "seconds": round(done["when"] - began, 1),
+        "cold_start_s": round(max(starts), 2),
+        "longest_dip_s": round(max(dips, default=0.0), 2),
+        "503_after_the_full_wait": sum(each.waited_in_vain for each in asked),
+        "failed": len(failed),
+        **_counts(asked),
+        **_first_error(failed),
+    }
+    dip_ok = not dips if fewest == 2 else max(dips) <= max(starts) + DIP_S
+    return Figures(strategy, done["new"] == "done" and not failed and dip_ok, facts)
+
+
+def _ended(site: Site, since: float) -> dict[str, Any] | None:
+    ends = {"done", "rolled_back", "failed", "superseded"}
+    return next((row for row in site.transitions(since) if row["new"] in ends and "→" in row["subject"]), None)
+
+
+def _cold_starts(rows: list[dict[str, Any]]) -> list[float]:
+    """Seconds from each launch until the replica was ready."""
+    began: dict[str, float] = {}
+    found = []
+    for row in rows:
+        if row["new"] == "starting":
+            began[row["subject"]] = row["when"]
+        elif row["new"] == "ready" and row["subject"] in began:
+            found.append(row["when"] - began.pop(row["subject"]))
+    return found
+
+
+def _dips(rows: list[dict[str, Any]]) -> list[float]:
+    """Seconds for which fewer than two were ready, each time."""
+    ready, since, found = 2, 0.0, []
+    for row in rows:
+        if row["old"] == "ready" and row["new"] != "ready":
+            ready -= 1
+            since = row["when"] if ready == 1 else since
+        elif row["new"] == "ready":
+            ready += 1
+            if ready == 2:
+                found.append(row["when"] - since)
+    return found
+
+
+def _first_error(failed: list[Asked]) -> dict[str, Any]:
+    return {"first": f"{failed[0].status} {failed[0].error[:200]}"} if failed else {}
+
+
+FAILURES = (killed, oom, stopped, deadlocked, robbed)
+CHANGES = (scaled, surge)
+
+
+@contextlib.contextmanager
+def site_of_two(native: Path | None = None, **settings: str) -> Iterator[Site]:
+    """A stack whose deployment has two ready replicas; `native` holds what another one has compiled."""
+    stack = Stack(FAULT_DELAYS="deadlock=0", **settings)
+    if native is not None and native.exists():
+        (stack.data / "native").symlink_to(native)
+    try:
+        stack.up()
+        stack.wait_ready(240)
+        site = Site(stack)
+        site.manage("scale", MODEL, "2")
+        site.wait(2, 240)
+        yield site
+    finally:
+        stack.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    names = [each.__name__ for each in (*FAILURES, *CHANGES, full)]
+    parser.add_argument("--only", nargs="*", metavar="NAME", choices=names, default=names)
+    options = parser.parse_args()
+    found: list[Figures] = []
+    chosen = [each for each in (*FAILURES, *CHANGES) if each.__name__ in options.only]
+    if chosen:
+        with site_of_two() as site:
+            for scenario in chosen:
+                found.append(scenario(site))
+                print(found[-1].line(), file=sys.stderr)
+    if "full" in options.only:
+        with site_of_two(DEVICES=FULL_CARD) as site:
+            found.append(full(site))
+            print(found[-1].line(), file=sys.stderr)
+    if options.json:
+        print(json.dumps({each.name: {"ok": each.ok, **each.facts} for each in found}))
+    return 0 if all(each.ok for each in found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
