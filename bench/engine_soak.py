@@ -8,7 +8,6 @@ waves'), steps as quick as they were (within 25 %, as machines are shared), with
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -19,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.engine_load import Ask, drive, words
 from bench.engine_servers import Contender, Server, _ours
+from bench.rules import tell
 from bench.stack import MODEL_FILE
 
 REQUESTS = 100_000
@@ -82,15 +82,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object")
     options = parser.parse_args()
     result = run(options.scale)
-    if options.json:
-        print(json.dumps(result))
-    else:
-        print(f"{result['requests']} requests; memory × {result['memory_growth']}, steps × {result['step_growth']}")
-        print("rss, MB: " + " ".join(map(str, result["rss_mb"])))
-        print("step, ms: " + " ".join(map(str, result["step_ms"])))
-        for rule, holds in result["rules"].items():
-            print(f"{'ok  ' if holds else 'MISS'} {rule}")
-    return 0 if all(result["rules"].values()) else 1
+    return tell(result, as_json=options.json)
 
 
 if __name__ == "__main__":

