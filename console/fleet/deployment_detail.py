@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any
 
-from django.conf import settings
 from django.db.models import Q
 from django.utils import timezone
 
@@ -24,6 +22,7 @@ from console.fleet.models import (
     StackCapture,
     Transition,
 )
+from console.fleet.worker_logs import search_log
 from console.placement.models import Decision
 
 WIDTH = 1000.0  # of drawings; they stretch to the panel
@@ -32,7 +31,7 @@ CHART_H = 150.0
 MARKS = 6
 SHOWN_TRANSITIONS = 40
 SHOWN_LINES = 200
-READ_BYTES = 2_000_000  # of each log, from its end
+SHOWN_REPLICAS = 8
 _SERVES = {Replica.State.READY}
 _SHARES = {Deployment.Signal.BUSY, Deployment.Signal.UTILISATION}
 
@@ -257,26 +256,22 @@ def _steps(points: Sequence[tuple[float, int]], most: int) -> str:
 # -- logs --------------------------------------------------------------------------------------------------------------
 
 
-def log_lines(deployment: Deployment, text: str = "") -> list[tuple[str, str]]:
-    """The newest lines of its workers' logs that hold `text`, as (replica, line), oldest first within each replica."""
-    found: list[tuple[str, str]] = []
-    for replica in deployment.replicas.filter(wanted=True)[:20]:
-        folder = settings.LAYOUT.workers / str(replica.id)
-        lines = (
-            [*_tail(folder / "worker.log.1"), *_tail(folder / "worker.log")] if text else _tail(folder / "worker.log")
-        )
-        matching = [line for line in lines if text.lower() in line.lower()] if text else lines
-        found += [(f"r{replica.ordinal}", line[:1000]) for line in matching[-SHOWN_LINES:]]
-    return found[-SHOWN_LINES * 3 :]
+@dataclass(frozen=True)
+class Log:
+    """Lines of all workers' logs as (replica, line), and how many matched of those that were searched."""
+
+    find: str
+    lines: list[tuple[str, str]]
+    total: int
+    searched: int
 
 
-def _tail(path: Path) -> list[str]:
-    """Whole lines of the last READ_BYTES of a file; none where there is no file."""
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - READ_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
-    except OSError:
-        return []
-    return lines[1:] if size > READ_BYTES else lines
+def log_of(deployment: Deployment, find: str = "") -> Log:
+    """The newest lines of each of its workers' logs that hold a text, or simply the newest."""
+    lines: list[tuple[str, str]] = []
+    total = searched = 0
+    for replica in deployment.replicas.filter(wanted=True)[:SHOWN_REPLICAS]:
+        found = search_log(replica.id, find, SHOWN_LINES)
+        lines += [(f"r{replica.ordinal}", line.text) for line in found.lines]
+        total, searched = total + found.total, searched + found.searched
+    return Log(find, lines, total, searched)

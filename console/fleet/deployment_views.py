@@ -28,7 +28,7 @@ from console.fleet.deployment_actions import (
     scale,
     set_deployment,
 )
-from console.fleet.deployment_detail import Detail, log_lines
+from console.fleet.deployment_detail import Detail, Log, log_of
 from console.fleet.deployment_form import engines, parameter_rows, values_of
 from console.fleet.models import Deployment
 from console.placement.models import Device
@@ -219,9 +219,8 @@ def _first_model() -> str:
     return found.name if found else ""
 
 
-def _log(request: HttpRequest, found: Deployment) -> dict[str, Any]:
-    text = request.GET.get("find", "")[:200]
-    return {"find": text, "lines": log_lines(found, text)}
+def _log(request: HttpRequest, found: Deployment) -> Log:
+    return log_of(found, request.GET.get("find", "")[:200])
 
 
 def _act(request: HttpRequest, found: Deployment, act: Callable[[], object], done: str) -> HttpResponse:

@@ -14,6 +14,7 @@ from console.environment import ROOT
 from console.fleet.models import Replica
 from console.fleet.placing import Place
 from console.fleet.revisions import config_at
+from console.telemetry.receiver import Address
 from engine.adapters import adapter
 from engine.adapters.base import AdapterError, WorkerSpec
 from engine.config import usable_cores
@@ -86,6 +87,7 @@ def _spec(replica: Replica, uds: Path, found: Configured, place: Place, launcher
         environment=dict(config.get("environment") or {}),
         memory=place.memory,
         kv_bytes=place.kv_bytes,
+        traces=Address(settings.LAYOUT.receiver_file).read(),
     )
 
 
