@@ -44,6 +44,7 @@ class Draft:
     mark: float | None = None  # where gpu_memory_utilization ends on the bar
     pool: int = 0  # bytes of KV that the engine would have there
     at_mean: int = 0  # requests of the planned length that it holds
+    longest: int = 0  # tokens of one request
     at_longest: int = 0
     advice: tuple[Advice, ...] = ()
     warning: str = ""
@@ -98,6 +99,7 @@ def _drawn(deployment: Deployment, found: Sizing, need: Need, plan: planner.Plan
         mark=BAR * share if share else None,
         pool=pool,
         at_mean=footprint.buys(pool, found.shape, found.tokens, *size),
+        longest=longest,
         at_longest=footprint.buys(pool, found.shape, longest, *size),
         advice=tuple(advised),
         warning=(footprint.utilisation_warning(share) or "") if share else "",
