@@ -21,6 +21,8 @@ from console.fleet import route_views as routes
 from console.fleet.views import deployments
 from console.keys import api as keys_api
 from console.keys import views as keys
+from console.placement import api as placement_api
+from console.placement import views as placement
 from console.playground.views import playground
 from console.pricing import api as pricing_api
 from console.telemetry import views as telemetry
@@ -46,6 +48,9 @@ urlpatterns = [
     path("deployments/<uuid:deployment_id>/scale/", deploy_views.rescale, name="deployment-scale"),
     path("deployments/<uuid:deployment_id>/rollback/", deploy_views.back, name="deployment-rollback"),
     path("deployments/<uuid:deployment_id>/remove/", deploy_views.remove, name="deployment-remove"),
+    path("cards/", placement.cards, name="cards"),
+    path("cards/what-if/", placement.what_if, name="cards-what-if"),
+    path("cards/cordon/", placement.set_cordon, name="cards-cordon"),
     path("routes/", routes.routes, name="routes"),
     path("routes/create/", routes.create, name="route-create"),
     path("routes/<uuid:route_id>/", routes.route, name="route"),
@@ -92,6 +97,8 @@ urlpatterns = [
     path("api/v1/models/<uuid:model_id>/convert", endpoint(post=catalog_api.convert), name="api-model-convert"),
     path("api/v1/runtimes", endpoint(get=catalog_api.runtimes, post=catalog_api.add_runtime), name="api-runtimes"),
     path("api/v1/runtimes/<uuid:runtime_id>", endpoint(delete=catalog_api.remove_runtime), name="api-runtime"),
+    path("api/v1/devices", endpoint(get=placement_api.devices), name="api-devices"),
+    path("api/v1/placement/plan", endpoint(post=placement_api.plan), name="api-placement-plan"),
     path("api/v1/prices", endpoint(get=pricing_api.prices, post=pricing_api.create), name="api-prices"),
     path(
         "api/v1/tenants/<uuid:tenant_id>/limits",

@@ -44,7 +44,14 @@ def console(request: HttpRequest) -> dict[str, Any]:
 def _navigation(request: HttpRequest, is_admin: bool) -> list[dict[str, Any]]:
     """Groups of links to the pages that exist and that this person may open."""
     groups: list[tuple[str, list[tuple[str, str]]]] = [
-        (_("Observe"), [("overview", _("Overview")), ("requests", _("Requests"))]),
+        (
+            _("Observe"),
+            [
+                ("overview", _("Overview")),
+                ("requests", _("Requests")),
+                *([("cards", _("Cards"))] if is_admin else []),
+            ],
+        ),
         (
             _("Serve"),
             [

@@ -22,6 +22,7 @@ from console.placement.actions import release
 from console.placement.ledger import Card, left_behind, pressed
 from console.placement.models import Device, DeviceMinute, Node, Overhead, Reservation
 from console.placement.words import gib
+from console.version import version
 from engine.devices import DeviceFacts, Measured, Occupant, Provider, providers
 from engine.devices.processes import trees
 
@@ -155,7 +156,7 @@ class Inventory:
             pids = families.get(worker.pid, ()) if worker else ()
             busy = worker.busy if worker else None
             uid = devices[line.device_id].uid
-            occupants.append(Occupant(str(line.replica_id), uid, pids, line.reserved_bytes, busy))
+            occupants.append(Occupant(str(line.replica_id), uid, pids, target(line, worker), busy))
         return {one.uid: one for source in self._sources for one in source.measure(occupants)}
 
     @staticmethod
@@ -250,6 +251,14 @@ class Inventory:
             found.alarms += _alarms(card)
 
 
+def target(line: Reservation, worker: Living | None) -> int:
+    """What a line is expected to hold once loaded: its reserve; of a pool that is lent from, what is in use."""
+    if not line.lends or worker is None or worker.kv_usage is None:
+        return line.reserved_bytes
+    pool = line.reserved_bytes - sum(size for name, size in line.planned.items() if name != "kv")
+    return line.reserved_bytes - int(max(0, pool) * (1 - worker.kv_usage))
+
+
 def kv_held(engine: str, kind: str, held: int, worker: Living) -> int:
     """KV bytes that are really there, when a worker is ready.
 
@@ -265,9 +274,12 @@ def kv_held(engine: str, kind: str, held: int, worker: Living) -> int:
 
 
 def learn(engine: str, runtime: str, kind: str, overhead: int) -> Overhead:
-    """One more run's overhead; the mean follows the newest runs."""
+    """One more run's overhead; the mean follows the newest runs. An empty `runtime` is this version's own engine."""
     row, made = Overhead.objects.get_or_create(
-        engine=engine, runtime=runtime, device_kind=kind, defaults={"bytes": overhead, "highest_bytes": overhead}
+        engine=engine,
+        runtime=runtime or version(),
+        device_kind=kind,
+        defaults={"bytes": overhead, "highest_bytes": overhead},
     )
     if not made:
         row.runs += 1

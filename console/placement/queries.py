@@ -11,6 +11,7 @@ from django.conf import settings
 from console.placement.ledger import Card, Resident
 from console.placement.models import Device, Overhead, Reservation
 from console.placement.planner import Policy
+from console.version import version
 
 LIVE = (Reservation.State.RESERVED, Reservation.State.RELEASING)
 
@@ -95,6 +96,9 @@ def models_by_node() -> dict[UUID, frozenset[str]]:
 
 
 def learnt_overhead(engine: str, runtime: str, kind: str) -> int | None:
-    """Bytes that earlier runs took beside weights and KV; None where none has been seen."""
-    row: Any = Overhead.objects.filter(engine=engine, runtime=runtime, device_kind=kind).first()
+    """Bytes that earlier runs took beside weights and KV; None where none has been seen.
+
+    An empty `runtime` is the embedded engine of this version.
+    """
+    row: Any = Overhead.objects.filter(engine=engine, runtime=runtime or version(), device_kind=kind).first()
     return None if row is None else int(row.bytes)

@@ -14,7 +14,8 @@ from console.placement.planner import Reason
 def gib(size: float) -> str:
     """Bytes as GiB, with as many digits as tell something: "72.0", "0.35"."""
     amount = size / (1 << 30)
-    return f"{amount:.1f}" if abs(amount) >= 10 or amount == 0 else f"{amount:.2f}"
+    text = f"{amount:.1f}" if abs(amount) >= 10 or amount == 0 else f"{amount:.2f}"
+    return text.replace("-", "−")
 
 
 def say(reason: Reason) -> str:

@@ -43,6 +43,7 @@ ICONS = {
     "download": '<path d="M8 3v8M4.8 8 8 11.2 11.2 8M3 13.5h10"/>',
     "sliders": '<path d="M2 4.5h7M12 4.5h2M2 11.5h2M7 11.5h7"/><circle cx="10.4" cy="4.5" r="1.6"/><circle cx="5.4" cy="11.5" r="1.6"/>',  # noqa: E501
     "stop": '<rect x="4" y="4" width="8" height="8" rx="1"/>',
+    "cards": '<rect x="1.8" y="4" width="12.4" height="8" rx="1.2"/><circle cx="5.6" cy="8" r="1.8"/><circle cx="10.4" cy="8" r="1.8"/>',  # noqa: E501
     "routes": '<circle cx="3.2" cy="8" r="1.7"/><circle cx="12.8" cy="3.8" r="1.7"/><circle cx="12.8" cy="12.2" r="1.7"/><path d="M5 7.4c3 0 3-3.6 6-3.6M5 8.6c3 0 3 3.6 6 3.6"/>',  # noqa: E501
     "out": '<path d="M6.5 3H3.4c-.5 0-.9.4-.9.9v8.2c0 .5.4.9.9.9h3.1M10.5 5l3 3-3 3M13.2 8H6.5"/>',
     "columns": '<rect x="2" y="3" width="12" height="10" rx="1.2"/><path d="M8 3v10"/>',
