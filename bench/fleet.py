@@ -2,9 +2,10 @@
 
 Two embedded replicas behind one route, under steady load. One after the other: a worker is killed, one is killed as the
 kernel's out-of-memory killer does it (with all that it started, from outside), one is stopped (SIGSTOP), one has its
-step thread deadlocked by the engine's test hook, and one has its socket stolen by a listener that hangs up. Then the
-deployment is scaled to one and back, and its configuration is rolled out twice: with room to surge, and (`full`) on a
-card that holds two replicas and no more.
+step thread deadlocked by the engine's test hook, and one has its socket stolen by a listener that hangs up. One has a
+prompt whose prefill takes over a minute, in chunks: it is slow, and stays. Then the deployment is scaled to one and
+back, and its configuration is rolled out three times: with room to surge, with the controller killed in the middle of
+it, and (`full`) on a card that holds two replicas and no more.
 
 The bars: no request that had no byte fails; a stopped worker is out of rotation within 10 s, a deadlocked one within
 R24's N (10 s here) and a heartbeat; both are replaced within 30 s; scaling fails nothing; a rollout answers each request
@@ -41,6 +42,8 @@ OUT_OF_ROTATION_S = 10.0
 REPLACED_S = 30.0
 HEARTBEAT_S = 2.0  # between a worker's own verdict and the row: probe, tick and write, on a busy machine
 DIP_S = 5.0
+LONG_PROMPT = 5_000  # tokens: 14 chunks
+CHUNK_MS = 4_700  # that each further chunk of a prompt takes: 13 of them are over a minute
 FULL_CARD = "sim:1xFULL-5G"
 
 
@@ -99,7 +102,7 @@ class Load:
             self.asked.append(ask(self.port, self.key, f"client {number}, question {count}: tell me something."))
 
 
-def ask(port: int, key: str, question: str, tokens: int = TOKENS) -> Asked:
+def ask(port: int, key: str, question: str, tokens: int = TOKENS, timeout_s: float = 90) -> Asked:
     """Ask once, streaming, and read to the end."""
     asked = Asked(time.time())
     body = {
@@ -107,7 +110,7 @@ def ask(port: int, key: str, question: str, tokens: int = TOKENS) -> Asked:
         "temperature": 0, "ignore_eos": True,
     }  # fmt: skip
     headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=90)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
     try:
         connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
         response = connection.getresponse()
@@ -284,6 +287,17 @@ def _replacement(site: Site, victim: dict[str, Any], since: float) -> tuple[dict
     return (out, back) if out and back else None
 
 
+def slow(site: Site) -> Figures:
+    """A prefill of over a minute, made of chunks, keeps stepping: nobody is restarted, and its client is answered."""
+    site.wait(2)
+    site.stack.manage("route", "set", MODEL, "--first-token-deadline-s", "600")
+    began = time.time()
+    asked = ask(site.stack.port, site.key, "hello " * LONG_PROMPT, tokens=4, timeout_s=600)
+    changes = [f"{row['subject']} {row['new']}" for row in site.transitions(began)]
+    facts = {"seconds": round(asked.seconds, 1), "status": asked.status, "changes": changes, "error": asked.error}
+    return Figures("slow", asked.ok and asked.seconds > 60 and not changes, facts)
+
+
 # -- a fleet that changes ---------------------------------------------------------------------------------------------
 
 
@@ -308,19 +322,46 @@ def surge(site: Site) -> Figures:
     return _rollout(site, "surge", fewest=2)
 
 
+def leaderless(site: Site) -> Figures:
+    """kill -9 of the controller while a replica of the new revision starts."""
+
+    def strike() -> None:
+        eventually(lambda: any(each["state"] in ("starting", "loading") for each in site.replicas()), 60, pause_s=0.2)
+        os.kill(site.stack.pid("controller"), signal.SIGKILL)
+
+    found = _rollout(site, "leaderless", fewest=2, meanwhile=strike)
+    expected = {each["pid"] for each in site.ready()}
+    workers = {
+        pid for pid in site.stack.processes() if b"engine\0serve" in _cmdline(pid) and b"shim" not in _cmdline(pid)
+    }
+    orphans = workers - expected
+    return Figures(
+        found.name, found.ok and not orphans, {**found.facts, "workers": len(workers), "orphans": len(orphans)}
+    )
+
+
+def _cmdline(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
 def full(site: Site) -> Figures:
     """The same on a card that holds two replicas and no more."""
     return _rollout(site, "dip", fewest=1)
 
 
-def _rollout(site: Site, strategy: str, fewest: int) -> Figures:
+def _rollout(site: Site, strategy: str, fewest: int, meanwhile: Callable[[], None] | None = None) -> Figures:
     site.wait(2)
     began = time.time()
-    sizes = {"surge": "48", "dip": "40"}
+    sizes = {"surge": "48", "dip": "40", "leaderless": "56"}
     with site.load() as load:
         time.sleep(2)
         site.manage("set", MODEL, "--parameter", f"max_num_seqs={sizes[strategy]}")
-        done = eventually(lambda: _ended(site, began), 180, pause_s=0.5)
+        if meanwhile is not None:
+            meanwhile()
+        done = eventually(lambda: _ended(site, began), 240, pause_s=0.5)
         time.sleep(2)
         asked = load.stop()
     site.wait(2)
@@ -377,14 +418,14 @@ def _first_error(failed: list[Asked]) -> dict[str, Any]:
     return {"first": f"{failed[0].status} {failed[0].error[:200]}"} if failed else {}
 
 
-FAILURES = (killed, oom, stopped, deadlocked, robbed)
-CHANGES = (scaled, surge)
+FAILURES = (killed, oom, stopped, deadlocked, robbed, slow)
+CHANGES = (scaled, surge, leaderless)
 
 
 @contextlib.contextmanager
 def site_of_two(native: Path | None = None, **settings: str) -> Iterator[Site]:
     """A stack whose deployment has two ready replicas; `native` holds what another one has compiled."""
-    stack = Stack(FAULT_DELAYS="deadlock=0", **settings)
+    stack = Stack(FAULT_DELAYS=f"deadlock=0,chunk={CHUNK_MS}", **settings)
     if native is not None and native.exists():
         (stack.data / "native").symlink_to(native)
     try:

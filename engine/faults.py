@@ -13,9 +13,9 @@ from engine.types import Chunk, Sampled, Step
 
 
 class FaultyRunner:
-    """Wraps a runner and sleeps once per request in `prefill` or `decode`, in each `chunk` of a prompt, or stops.
+    """Wraps a runner and sleeps once per request in `prefill` or `decode`, or in each further `chunk` of a prompt.
 
-    It stops for good some time after the first step (`hang`) or after SIGUSR2 (`deadlock`).
+    Or it stops for good some time after the first step (`hang`) or after SIGUSR2 (`deadlock`).
 
     Delays are in milliseconds by phase. They stall the whole step, batch mates included. As its forward may block, it
     never says that it returns early: the step before is then delivered first.
@@ -35,7 +35,7 @@ class FaultyRunner:
         """See Runner."""
         for chunk in step.chunks:
             self._sleep("prefill", _starts_prefill(chunk))
-            self._sleep("chunk", chunk.sequence.num_output == 0)
+            self._sleep("chunk", chunk.sequence.num_output == 0 and not _starts_prefill(chunk))
             self._sleep("decode", chunk.sequence.num_output == 1 and chunk.count == 1)
         self._maybe_hang()
         return self._inner.forward(step)

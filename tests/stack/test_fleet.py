@@ -1,0 +1,53 @@
+"""Workers that fail and a fleet that changes, under load, on a whole installation: the bars of bench/fleet.py."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from bench import fleet
+from bench.fleet import Figures, Site
+from bench.stack import Stack
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def site(stack: Stack) -> Iterator[Site]:
+    """Two replicas with the engine's test hooks; what the session's stack has compiled is not compiled again."""
+    with fleet.site_of_two(stack.data / "native") as made:
+        yield made
+
+
+@pytest.mark.parametrize("scenario", fleet.FAILURES, ids=lambda each: each.__name__)
+def test_no_request_without_a_byte_fails_with_a_worker(site: Site, scenario: Callable[[Site], Figures]) -> None:
+    """R19 and R24: killed, OOM-killed, stopped, deadlocked, robbed of its socket; and slow, which is none of these."""
+    figures = scenario(site)
+    assert figures.ok, figures.line()
+
+
+def test_the_stack_and_the_reason_of_a_deadlock_are_kept(site: Site) -> None:
+    """Runs after the scenario above: what the step thread waited for, read before the kill."""
+    code = (
+        "import json; from console.fleet.models import StackCapture;"
+        "print(json.dumps(list(StackCapture.objects.values('reason', 'text'))))"
+    )
+    captures = json.loads(site.stack.manage("shell", "-v", "0", "-c", code))
+    deadlock = next(each for each in captures if "no step" in each["reason"])
+    assert "engine-steps" in deadlock["text"]
+    assert "_maybe_hang (engine/faults.py" in deadlock["text"]
+
+
+@pytest.mark.parametrize("scenario", fleet.CHANGES, ids=lambda each: each.__name__)
+def test_a_fleet_that_changes_fails_nobody(site: Site, scenario: Callable[[Site], Figures]) -> None:
+    """To one and back; a rollout; a rollout whose controller is killed: no orphan, no second worker."""
+    figures = scenario(site)
+    assert figures.ok, figures.line()
+
+
+def test_a_rollout_on_a_full_card_dips_no_longer_than_a_cold_start(stack: Stack) -> None:
+    with fleet.site_of_two(stack.data / "native", DEVICES=fleet.FULL_CARD) as made:
+        figures = fleet.full(made)
+        assert figures.ok, figures.line()
