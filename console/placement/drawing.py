@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.utils.translation import gettext as _
+from django.utils.translation import pgettext
 
 from console.placement.ledger import Card, Resident
 from console.placement.models import Device, DeviceMinute, Reservation
@@ -83,12 +84,12 @@ def bars(card: Card, lines: Mapping[str, Reservation]) -> list[Bar]:
     tick = round(planned.at, 3) if peak else None
     percent = 40 if len(card.models) > 1 else 20
     planned.add("m-buffer", buffer, _("buffer of {percent} %").format(percent=percent), hatched=True)
-    measured.add("m-none", card.unattributed, _("unattributed"))
+    measured.add("m-none", card.unattributed, pgettext("ledger", "unattributed"))
     held = sum(one.measured for one in card.residents)
     return [
-        Bar("planned", peak + buffer, _label(_("planned"), peak + buffer), tuple(planned.segments)),
-        Bar("reserved", _kept(card), _label(_("reserved"), _kept(card)), tuple(reserved.segments)),
-        Bar("measured", held + card.unattributed, _label(_("measured"), held + card.unattributed),
+        Bar("planned", peak + buffer, _label(pgettext("ledger", "planned"), peak + buffer), tuple(planned.segments)),
+        Bar("reserved", _kept(card), _label(pgettext("ledger", "reserved"), _kept(card)), tuple(reserved.segments)),
+        Bar("measured", held + card.unattributed, _label(pgettext("ledger", "measured"), held + card.unattributed),
             tuple(measured.segments), tick),
     ]  # fmt: skip
 
@@ -145,8 +146,12 @@ def errors(line: Reservation) -> list[Error]:
         found.append(Error(_("weights"), planned["weights"], told["weights"]))
     if told.get("kv") and pool > 0:
         found.append(Error(_("KV pool"), pool, told["kv"]))
-    if line.measured_peak_bytes:
-        found.append(Error(_("highest in all"), line.reserved_bytes, line.measured_peak_bytes))
+    if told.get("overhead") and planned.get("overhead"):
+        found.append(Error(_("runtime"), planned["overhead"], told["overhead"]))
+    # The embedded engine's pool fills as it is used: there only too much tells something.
+    highest = line.measured_peak_bytes or 0
+    if highest and (line.engine != "embedded" and not line.lends or highest > line.reserved_bytes):
+        found.append(Error(_("highest in all"), line.reserved_bytes, highest))
     return found
 
 

@@ -203,7 +203,7 @@ class Inventory:
             line.measured_peak_bytes = max(line.measured_peak_bytes or 0, line.measured_bytes)
             worker = workers.get(line.replica_id)
             if worker is not None:
-                line.measured_parts = _told(worker) or line.measured_parts
+                line.measured_parts = {**line.measured_parts, **_told(worker)}
                 self._learn(line, device, worker)
         fields = ["measured_bytes", "measured_peak_bytes", "measured_parts"]
         Reservation.objects.bulk_update(lines, fields, batch_size=1000)
@@ -217,6 +217,7 @@ class Inventory:
         self._taught.add(key)
         overhead = held - worker.weights_bytes - kv_held(line.engine, device.kind, held, worker)
         if overhead > 0:
+            line.measured_parts["overhead"] = overhead
             learn(line.engine, worker.runtime, device.kind, overhead)
 
     def _settle(

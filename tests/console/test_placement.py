@@ -339,7 +339,8 @@ def test_overhead_is_learnt_once_from_each_worker_that_is_ready(shop: Shop) -> N
     shop.look()
     row = Overhead.objects.get()
     assert (row.engine, row.runtime, row.device_kind, row.bytes, row.runs) == ("vllm", "vllm==1", "gpu", 2 * GIB, 1)
-    assert line(replica).measured_parts == {"weights": 14 * GIB, "kv": 4 * GIB, "kv_used": GIB}
+    told_and_learnt = {"weights": 14 * GIB, "kv": 4 * GIB, "kv_used": GIB, "overhead": 2 * GIB}
+    assert line(replica).measured_parts == told_and_learnt
     assert queries.learnt_overhead("vllm", "vllm==1", "gpu") == 2 * GIB
     assert queries.learnt_overhead("vllm", "vllm==2", "gpu") is None
 

@@ -81,6 +81,10 @@ def test_three_bars_stand_on_one_scale() -> None:
         assert all(end <= later.x for end, later in zip(ends, bar.segments[1:], strict=False)) and ends[-1] <= 100
     shares = {error.name: round(100 * error.share, 1) for error in errors(line)}
     assert shares == {"weights": 7.7, "KV pool": 12.0}
+    line.measured_peak_bytes, line.measured_parts = 80 * GIB, {"overhead": 2 * GIB}
+    assert [(error.name, error.share) for error in errors(line)] == [("runtime", -0.5), ("highest in all", -0.1)]
+    line.engine, line.measured_peak_bytes = "embedded", 60 * GIB  # its pool fills as it is used
+    assert [error.name for error in errors(line)] == ["runtime"]
 
 
 def test_a_worker_that_loads_shows_its_weights_first_and_others_bytes_as_nobodys() -> None:
