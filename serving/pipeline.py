@@ -251,8 +251,11 @@ class Run:
             raise error from None
 
     def _plan(self) -> Plan:
+        began = time.monotonic_ns()
         plan = self._pipeline.router.plan(self._request)
+        self._request.decided_in = time.monotonic_ns() - began
         if not plan.ranking.ranked:
+            self._request.decided_at = time.monotonic_ns()
             self._request.decision = routing.decided(plan.ranking, None, target=plan.choice)
             raise Unavailable(
                 f"No replica can take this request: {self._request.decision.reason}.", code="no_ready_replica"
@@ -273,7 +276,7 @@ class Run:
         replica = request.replica = plan.replicas[verdict.replica_id]
         assert request.ask is not None
         dispatch.check_extras(request.ask, replica)
-        stamps.routed = time.monotonic_ns()
+        stamps.routed = request.decided_at = time.monotonic_ns()
         return replica
 
     async def _turn(self) -> Granted:

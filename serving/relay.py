@@ -114,7 +114,8 @@ class Relay:
             return
         if told is not None:
             stamps = self._request.stamps
-            report = report_of(told, stamps.posted, stamps.first_chunk, self.counts.prompt, self.counts.cached)
+            now, counts = time.monotonic_ns(), self.counts
+            report = report_of(told, stamps.posted, stamps.first_chunk, now, counts.prompt, counts.cached)
             self.report = self._request.report = report
 
     def _note_tokens(self, relayed: int, heard: int) -> None:

@@ -44,13 +44,13 @@ class Readiness:
         engine = replica.deployment.engine
         if adapter(engine).writes_ready_file or told:
             return dict(told)
-        if replica.facts:  # of this launch: they were asked for already
-            return dict(replica.facts)
         key = (replica.id, replica.epoch)
+        if replica.facts:  # of this launch: they were asked for already
+            self._asking.pop(key, None)
+            return dict(replica.facts)
         asking = self._asking.get(key)
-        if asking is not None and asking.facts:
-            del self._asking[key]
-            return asking.facts
+        if asking is not None and asking.facts:  # kept until the row has them: who asks twice gets them twice
+            return dict(asking.facts)
         if asking is None or (not asking.is_alive() and time.monotonic() - asking.began >= ASK_S):
             self._asking = {each: other for each, other in self._asking.items() if each[0] != replica.id}
             self._asking[key] = _Asking(engine, replica.uds, parameters_of(replica))

@@ -24,22 +24,26 @@ class Durations(msgspec.Struct, frozen=True):
     generation_time_ms: float | None = None
 
 
-def report_of(told: Durations, posted: int, first_token: int, prompt: int, cached: int) -> EngineReport | None:
+def report_of(
+    told: Durations, posted: int, first_token: int, now: int, prompt: int, cached: int
+) -> EngineReport | None:
     """The engine's events on the gateway's clock; None where the durations do not fit what was seen here.
 
     Args:
         posted: when the request was handed to the connection (monotonic ns).
         first_token: when its first token came (monotonic ns).
+        now: when this was told: all of it was over by then. A first token that came late moves everything back.
         prompt, cached: tokens, as the engine counts them.
     """
     queue, prefill = _ns(told.queue_time_ms), _ns(told.time_to_first_token_ms)
     if prefill is None or not posted or not first_token:
         return None
+    decode = _ns(told.generation_time_ms)
+    first_token = min(first_token, now - (decode or 0))
     scheduled = first_token - prefill
     queued = scheduled - (queue or 0)
     if queued < posted:
         return None
-    decode = _ns(told.generation_time_ms)
     events: list[Event] = [
         ("QUEUED", queued, {}),
         ("SCHEDULED", scheduled, {"cached_tokens": cached}),

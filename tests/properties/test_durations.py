@@ -19,9 +19,9 @@ def test_phases_are_as_long_as_told_and_cover_the_request(
 ) -> None:
     posted = 10**12
     first = posted + round(queue * MS) + round(prefill * MS) + round(way * MS)
-    report = report_of(Durations(queue, prefill, decode), posted, first, 20, 16)
-    assert report is not None
     ended = first + round(decode * MS)
+    report = report_of(Durations(queue, prefill, decode), posted, first, ended, 20, 16)
+    assert report is not None
     stamps = Stamps(
         received=posted - 5, authenticated=posted - 4, body=posted - 3, admitted=posted - 2, routed=posted - 1,
         posted=posted, first_chunk=first, first_sent=first, last_chunk=ended, ended=ended, delivered=ended,
@@ -42,11 +42,11 @@ def test_phases_are_as_long_as_told_and_cover_the_request(
     assert report.computed_tokens == 4
 
 
-@given(anything, anything, anything, st.integers(0, 10**15), st.integers(0, 10**15))
+@given(anything, anything, anything, st.integers(0, 10**15), st.integers(0, 10**15), st.integers(0, 10**12))
 def test_nonsense_is_left_out(
-    queue: float | None, prefill: float | None, decode: float | None, posted: int, first: int
+    queue: float | None, prefill: float | None, decode: float | None, posted: int, first: int, later: int
 ) -> None:
-    report = report_of(Durations(queue, prefill, decode), posted, first, 1, 0)
+    report = report_of(Durations(queue, prefill, decode), posted, first, first + later, 1, 0)
     if report is not None:
         times = [at for _name, at, _args in report.events]
-        assert times == sorted(times) and times[0] >= posted > 0
+        assert times == sorted(times) and times[0] >= posted > 0 and times[-1] <= first + later

@@ -151,6 +151,7 @@ async def test_the_record_of_an_answer(stack: Stack, client: httpx.AsyncClient) 
     assert record.ttft_us is not None and 0 < record.ttft_us <= record.duration_us
     assert detail.clock == "shared"
     assert detail.decision["reason"] == "the only replica that can take it"
+    assert 0 < detail.decision["at"] < record.duration_us and 0 <= detail.decision["took_us"] < record.duration_us
     (candidate,) = detail.candidates
     assert candidate["verdict"] == "chosen" and candidate["kv_usage"] == 0.25
     assert len(detail.gaps) == len(WORDS) - 1
