@@ -74,7 +74,7 @@ def test_a_span_is_kept_once_and_drawn(shared_world: World, receiver: Receiver, 
     assert (str(kept.request_id), kept.name, kept.service) == (made, "llm_request", "vllm")
     page = signed_in(shared_world.owner).get(f"/requests/{made}/").content.decode()
     assert "span llm_request, as the engine traced it" in page
-    assert re.search(r"\[\[5000, ?15000, ?&quot;tokenize&quot;\], ?\[15000, ?25000,", page)  # queue, prefill and decode from the end
+    assert re.search(r"\[\[5000, ?15000, ?&quot;tokenize&quot;\], ?\[15000, ?25000,", page)  # backwards from the end
     stranger = signed_in(shared_world.stranger).get(f"/requests/{made}/")
     assert stranger.status_code == 404
 
