@@ -13,7 +13,8 @@ from console.fleet.models import Replica
 State = Replica.State
 
 START_TIMEOUT_S = 30.0  # launch until the worker's process is seen
-LOAD_TIMEOUT_S = 600.0  # process until the worker says it is ready
+LOAD_TIMEOUT_S = 600.0  # process until the worker says it is ready; large weights get longer, see load_timeout_s
+SLOWEST_LOAD = 50_000_000  # bytes of weights a second, from the slowest disk
 SILENT_S = 8.0  # no answer to a probe: stopped or starved, out of rotation
 DRAIN_GRACE_S = 1.0  # gateways have heard by then that it takes nobody new, and what was on its way has come
 DRAIN_S = 600.0  # for requests that run on; then it is told to end, and cuts them after its own grace
@@ -53,6 +54,7 @@ class Seen:
     probe: Probe | None = None
     requests: int | None = None  # that run or wait in it, by what it said last; None where that is not known
     robbed: str = ""  # what became of its socket; empty while it is its own
+    weights_bytes: int = 0  # that it loads
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,11 @@ def backoff_s(failures: int) -> float:
     return BACKOFF_S[min(failures, len(BACKOFF_S)) - 1]
 
 
+def load_timeout_s(weights_bytes: int) -> float:
+    """Seconds that a worker may take until it is ready: nobody is killed for loading what is large."""
+    return max(LOAD_TIMEOUT_S, weights_bytes / SLOWEST_LOAD)
+
+
 def _unwanted(state: str, seen: Seen, why: str) -> Decision:
     if state == State.STOPPED:
         return Decision(state, "", Act.KILL if seen.alive else Act.NOTHING)
@@ -132,8 +139,9 @@ def _starting(in_state_s: float, _failures: int, seen: Seen) -> Decision:
 def _loading(in_state_s: float, _failures: int, seen: Seen) -> Decision:
     if seen.ready:
         return Decision(State.VERIFYING, "The weights are loaded; a test prompt is sent", Act.VERIFY)
-    if in_state_s > LOAD_TIMEOUT_S:
-        reason = _with_tail(f"Not ready within {LOAD_TIMEOUT_S:.0f} s", seen.log_tail)
+    limit_s = load_timeout_s(seen.weights_bytes)
+    if in_state_s > limit_s:
+        reason = _with_tail(f"Not ready within {limit_s:.0f} s", seen.log_tail)
         return Decision(State.FAILED, reason, Act.KILL)
     return Decision(State.LOADING, "")
 

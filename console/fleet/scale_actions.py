@@ -22,7 +22,7 @@ def decided(deployment: Deployment, verdict: Verdict, signal: dict[str, Any]) ->
     row = Deployment.objects.select_for_update().get(pk=deployment.pk)
     if row.desired_replicas != deployment.desired_replicas:
         return None
-    if verdict.kind == ScaleDecision.Verdict.HOLD and _said_already(row, verdict.code):
+    if verdict.kind == ScaleDecision.Verdict.HOLD and _said_already(row, verdict):
         return None
     before = row.desired_replicas
     if verdict.after != before:
@@ -42,6 +42,9 @@ def decided(deployment: Deployment, verdict: Verdict, signal: dict[str, Any]) ->
     )
 
 
-def _said_already(deployment: Deployment, code: str) -> bool:
+def _said_already(deployment: Deployment, verdict: Verdict) -> bool:
+    """Whether the last decision was to hold for the same reason; a warning that comes or goes is news."""
     last = ScaleDecision.objects.filter(deployment=deployment).first()
-    return last is not None and (last.verdict, last.code) == (ScaleDecision.Verdict.HOLD, code)
+    if last is None or last.verdict != ScaleDecision.Verdict.HOLD or last.code != verdict.code:
+        return False
+    return bool(last.signal.get("warning")) == bool(verdict.warning)

@@ -157,6 +157,7 @@ class Workers:
             ready=bool(facts),
             probe=self._hear(replica, facts),
             requests=None if stats is None else int(stats.get("running", 0)) + int(stats.get("waiting", 0)),
+            weights_bytes=replica.deployment.model.weights_bytes or 0,
             robbed=verifying.robbed(replica) if replica.state == State.READY else "",
         )
 

@@ -34,6 +34,13 @@ def test_a_replica_goes_from_wanted_to_ready_in_order() -> None:
     assert (verifying.state, verifying.act) == (State.VERIFYING, Act.VERIFY)
 
 
+def test_what_is_large_may_load_for_longer() -> None:
+    small, large = replace(ALIVE, weights_bytes=10**9), replace(ALIVE, weights_bytes=140 * 10**9)
+    assert decide(State.LOADING, reconcile.LOAD_TIMEOUT_S + 1, 0, True, small).act is Act.KILL
+    assert decide(State.LOADING, reconcile.LOAD_TIMEOUT_S + 1, 0, True, large).act is Act.NOTHING
+    assert decide(State.LOADING, 2801, 0, True, large).reason == "Not ready within 2800 s"
+
+
 def test_a_death_says_how_and_the_last_line() -> None:
     decision = decide(State.LOADING, 1, 0, True, DEAD)
     assert decision.state == State.FAILED

@@ -98,6 +98,13 @@ def test_a_held_decision_is_kept_once(deployment: Deployment) -> None:
     Deployment.objects.update(max_replicas=1)
     Clock().minutes(6, 0.9)
     assert [code for _kind, code, _before, _after in decisions()].count("at_max") == 1
+    clock = Clock()
+    clock.at += 3600
+    clock.minutes(3, 0.99)
+    newest = ScaleDecision.objects.first()
+    assert newest is not None
+    assert newest.code == "at_max"
+    assert "latency is bending" in newest.signal["warning"], "a warning is news"
     assert Deployment.objects.get().desired_replicas == 1
 
 
