@@ -154,9 +154,10 @@ class Replica(models.Model):
 
     class State(models.TextChoices):
         """
-        pending → starting → loading → verifying → ready → draining → stopped
+        pending → starting → loading → verifying → ready → draining → stopped → starting (wanted again)
         starting, loading, verifying, ready → failed → starting (with back-off)
         ready → hung → failed
+        stopped, failed → pending: there is no room for it now
         The controller owns every transition; only `actions.move_replica` writes one.
         """
 

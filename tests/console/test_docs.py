@@ -9,7 +9,11 @@ import msgspec
 
 from console.bounded_http import HEAD_TIMEOUT_S, MAX_HEAD_BYTES
 from console.environment import SETTINGS
+from console.fleet import placing, reconcile, recycling, rollout
+from console.fleet.controller import PRESSED_DRAIN_S
+from console.fleet.progress import HUNG_FACTOR, HUNG_FLOOR_S
 from console.fleet.reconcile import BACKOFF_S
+from console.fleet.stacks import TIMEOUT_S
 from console.supervisor.bootstrap import KEPT_BACKUPS
 from console.supervisor.child import _BACKOFF_S
 from serving.journal import MAX_UNWRITTEN
@@ -47,6 +51,23 @@ def test_the_bounds_of_the_runbook_are_the_real_ones() -> None:
     assert f"{MAX_HEAD_BYTES // 1024} KiB, {HEAD_TIMEOUT_S:g} s for a head" in OPERATIONS
     assert f"| {MAX_UNWRITTEN:,} records of refused requests" in OPERATIONS
     assert f"the newest {('zero', 'one', 'two', 'three', 'four', 'five')[KEPT_BACKUPS]}" in OPERATIONS
+
+
+def test_the_numbers_of_the_fleet_are_the_real_ones() -> None:
+    fleet = " ".join((ROOT / "docs" / "fleet.md").read_text().split())
+    assert f"asked again every {placing.RETRY_S:g} s" in fleet
+    load = f"{reconcile.LOAD_TIMEOUT_S:g} s, or a second for each {reconcile.SLOWEST_LOAD // 1_000_000} MB"
+    assert f"Loading may take {load} of weights" in fleet
+    assert f"({reconcile.DRAIN_S:g} s at most, {PRESSED_DRAIN_S} s for a borrower" in fleet
+    *first, last = (f"{wait:g}" for wait in BACKOFF_S)
+    assert f"{', '.join(first)}, then {last} s" in fleet
+    assert f"{reconcile.SETTLED_S:g} s of service forgive them" in fleet
+    assert f"py-spy, {TIMEOUT_S:g} s at most" in fleet
+    assert f"after {reconcile.SILENT_S:g} s of silence" in fleet
+    assert f"max({HUNG_FLOOR_S:g} s, {HUNG_FACTOR:g} ×" in fleet
+    assert f"fails {rollout.FAILURES} times in a row" in fleet
+    assert f"finds no room for {rollout.UNPLACED_S:g} s" in fleet
+    assert f"after {recycling.WARM_S / 60:g} minutes of service" in fleet
 
 
 def test_every_setting_is_read_somewhere() -> None:

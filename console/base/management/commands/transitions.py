@@ -12,7 +12,7 @@ from console.fleet.models import Transition
 
 
 class Command(BaseCommand):
-    help = "Print the newest transitions of replicas with their reasons."
+    help = "Print the newest transitions of replicas, rollouts and routes with their reasons."
     requires_system_checks: list[str] = []
 
     def add_arguments(self, parser: ArgumentParser) -> None:
