@@ -74,6 +74,7 @@ class DeviceMinute(models.Model):
     class Meta:
         ordering = ["minute"]
         constraints = [models.UniqueConstraint(fields=["device", "minute"], name="one_row_per_device_and_minute")]
+        indexes = [models.Index(fields=["minute"])]
 
     def __str__(self) -> str:
         return f"{self.device} {self.minute}"

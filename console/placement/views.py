@@ -264,8 +264,9 @@ def _sum(values: Iterable[float | None]) -> float | None:
 def _refusals(totals: Mapping[str, int]) -> list[Refusal]:
     """The newest refusals of the last day that nothing has answered since: one for each replica."""
     since = timezone.now() - timedelta(hours=24)
+    oldest = UUID(int=int(since.timestamp() * 1000) << 80)  # ids begin with their millisecond
     latest: dict[Any, Decision] = {}
-    for decision in Decision.objects.filter(at__gte=since)[:500]:
+    for decision in Decision.objects.filter(id__gte=oldest).defer("candidates", "need")[:500]:
         latest.setdefault(decision.replica_id or decision.id, decision)
     refused = [decision for decision in latest.values() if not decision.placed]
     return [_refusal(decision, totals) for decision in refused[:REFUSALS]]

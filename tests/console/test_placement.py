@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,6 +27,8 @@ from console.placement.models import Decision, Device, DeviceMinute, Node, Overh
 from console.placement.needs import kind_for, need_of, shape_of, sizing
 from console.placement.planner import Plan
 from engine.devices import DeviceFacts, Measured, Occupant, ProcessUse
+from engine.devices.cpu import CpuProvider
+from engine.devices.simulated import SimulatedProvider
 from engine.footprint import Footprint
 
 pytestmark = pytest.mark.django_db
@@ -105,7 +109,7 @@ def line(replica: uuid.UUID) -> Reservation:
     return Reservation.objects.get(replica_id=replica)
 
 
-# -- place ---------------------------------------------------------------------------------------------------------
+# -- place ----------------------------------------------------------------------------------------------------
 
 
 def test_a_look_lists_devices_and_a_place_keeps_their_bytes(shop: Shop) -> None:
@@ -177,7 +181,7 @@ def test_shared_cores_make_who_had_them_alone_wait_passively_too(shop: Shop) -> 
     assert not line(one).exclusive_cores and line(two).device_id == device.id
 
 
-# -- measured, released --------------------------------------------------------------------------------------------
+# -- measured, released ---------------------------------------------------------------------------------------
 
 
 def test_what_is_measured_counts_where_it_is_more(shop: Shop) -> None:
@@ -259,7 +263,7 @@ def test_the_memory_of_a_cpu_is_free_with_the_process(shop: Shop) -> None:
     assert shop.look().released == [replica] and device.reservations.get().state == State.RELEASED
 
 
-# -- lost, lent, alarms --------------------------------------------------------------------------------------------
+# -- lost, lent, alarms ---------------------------------------------------------------------------------------
 
 
 def test_a_lost_card_takes_nobody_and_lets_its_replicas_go(shop: Shop) -> None:
@@ -325,7 +329,7 @@ def test_minutes_are_kept_for_a_day(shop: Shop, monkeypatch: pytest.MonkeyPatch)
     assert not DeviceMinute.objects.filter(minute__lt=start - timedelta(hours=24)).exists()
 
 
-# -- overhead ------------------------------------------------------------------------------------------------------
+# -- overhead -------------------------------------------------------------------------------------------------
 
 
 def test_overhead_is_learnt_once_from_each_worker_that_is_ready(shop: Shop) -> None:
@@ -359,7 +363,7 @@ def test_on_a_cpu_only_the_pool_that_is_touched_is_held() -> None:
     assert inventory.kv_held("vllm", "gpu", 900, told) == 1000
 
 
-# -- needs ---------------------------------------------------------------------------------------------------------
+# -- needs ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -405,7 +409,7 @@ def test_a_model_whose_files_were_never_read_is_refused() -> None:
         shape_of(Model(name="x", source="external:x"))
 
 
-# -- cordon --------------------------------------------------------------------------------------------------------
+# -- cordon ---------------------------------------------------------------------------------------------------
 
 
 def test_only_admins_cordon_and_it_is_audited(shop: Shop) -> None:
@@ -431,3 +435,52 @@ def test_what_a_plan_tells_fits_into_json(shop: Shop) -> None:
     told = actions.told(shop.place(uuid.uuid4(), need(weights=90)))
     assert told["placed"] is False and told["candidates"][0]["reasons"][0]["code"] == "space"
     assert told["need"]["peak_bytes"] == 96 * GIB
+
+
+# -- real and simulated devices ------------------------------------------------------------------------------------
+
+
+def test_a_real_process_is_measured_on_the_real_cpu_and_gone_when_it_ends() -> None:
+    looks = Inventory(sources=[CpuProvider("here")])
+    looks.look({})
+    replica = uuid.uuid4()
+    asked = Need("m", "embedded", Footprint(1 << 20, 1 << 20, 1 << 20, 1 << 20), kinds=frozenset(("cpu",)))
+    assert place(asked, replica_id=replica, deployment_id=uuid.uuid4(), label="m r1").devices == ("here/cpu",)
+    block = "data = bytearray(1 << 26)\nfor i in range(0, len(data), 4096): data[i] = 1\n"
+    code = f"{block}print('x', flush=True)\nimport sys; sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+        assert worker.stdout is not None and worker.stdin is not None
+        worker.stdout.readline()
+        looks.look({replica: Living(worker.pid)})
+        held = line(replica).measured_bytes or 0
+        assert 1 << 26 < held < 1 << 28
+        card = queries.cards()[0]
+        assert card.free == card.total - held - card.unattributed  # more than was reserved
+        releasing(replica, "Scaled in")
+        assert looks.look({replica: Living(worker.pid)}).released == []
+        worker.stdin.close()
+        worker.wait()
+        assert looks.look({replica: Living(worker.pid)}).released == [replica]
+
+
+def test_a_simulated_card_fills_and_frees_with_its_lag(shop: Shop) -> None:
+    clock = Clock()
+    looks = Inventory(sources=[SimulatedProvider("1xA100-80G", clock)], clock=clock)
+    looks.look({})
+    replica = uuid.uuid4()
+    assert shop.place(replica, need(takes_share=0.5, binding=("sim/0/0",))).placed
+    worker = {replica: Living(500, busy=0.5)}
+    looks.look(worker)
+    clock.now += 1.5
+    looks.look(worker)
+    half = line(replica).measured_bytes or 0
+    clock.now += 60
+    looks.look(worker)
+    assert 0 < half < (line(replica).measured_bytes or 0) == 40 * GIB
+    releasing(replica, "Scaled in")
+    clock.now += 0.1
+    assert looks.look({}).released == [] and queries.cards()[-1].free < 45 * GIB
+    clock.now += 2
+    assert looks.look({}).released == [replica]
+    assert queries.cards()[-1].free > 79 * GIB
+    assert not Overhead.objects.exists()
