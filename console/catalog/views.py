@@ -41,7 +41,7 @@ def models(request: HttpRequest) -> HttpResponse:
         "refused": refused,
         "disk": sum(model.disk_bytes or 0 for model in found),
         "runtimes": [{"runtime": runtime, "css": _CSS.get(runtime.state, "busy")} for runtime in runtimes],
-        "at_work": any(each.state in _AT_WORK for each in [*found, *runtimes]),
+        "at_work": bool(({model.state for model in found} | {each.state for each in runtimes}) & _AT_WORK),
         "roots": settings.ENV["MODEL_ROOTS"],
         "mirror": settings.ENV["HF_MIRROR"],
         "engines": list(RECIPES),
