@@ -6,12 +6,13 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import IntegrityError, transaction
+from django.db import IntegrityError, connection, transaction
 from django.utils import timezone
 
 from console.audit.actions import Actor
@@ -484,3 +485,24 @@ def test_a_simulated_card_fills_and_frees_with_its_lag(shop: Shop) -> None:
     assert looks.look({}).released == [replica]
     assert queries.cards()[-1].free > 79 * GIB
     assert not Overhead.objects.exists()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_decisions_at_the_same_time_never_give_the_same_bytes_twice() -> None:
+    node = Node.objects.create(name="box")
+    for index in range(2):
+        Device.objects.create(
+            node=node, uid=f"GPU-{index}", kind="gpu", index=index, name="A100-80G", total_bytes=80 * GIB
+        )
+
+    def one(_number: int) -> bool:
+        try:
+            return Shop.place(uuid.uuid4(), need()).placed
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(8) as pool:
+        placed = list(pool.map(one, range(16)))
+    assert sum(placed) == 6  # three on each: 20 GiB with a buffer of 4, of 80, 60 and 40 free
+    assert all(card.free == 20 * GIB for card in queries.cards())
+    assert Decision.objects.filter(placed=False).count() == 10
