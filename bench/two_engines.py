@@ -250,15 +250,15 @@ def main() -> int:
         return 1
     stack = Stack()
     try:
-        said = stack.up()
-        first = re.search(r"Sign in\s+admin / (\S+)", said)
+        stack.up()
+        first = json.loads((stack.data / "first-credentials.json").read_text())["password"]
         stack.wait_ready()
         stack.manage("runtime", "add", RUNTIME, "--path", str(ENVIRONMENT), timeout=600)
         stack.manage("model", "convert", "SmolLM2-135M-Instruct", timeout=600)
         with sync_playwright() as playwright:
             flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
             browser = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
-            result = play(stack, browser, first[1] if first else "", options.shots)
+            result = play(stack, browser, first, options.shots)
             browser.close()
     finally:
         stack.close()
