@@ -7,8 +7,10 @@ import sys
 import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from threading import Barrier, BrokenBarrierError
 from typing import Any
 
 import pytest
@@ -488,7 +490,16 @@ def test_a_simulated_card_fills_and_frees_with_its_lag(shop: Shop) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_decisions_at_the_same_time_never_give_the_same_bytes_twice() -> None:
+def test_decisions_at_the_same_time_never_give_the_same_bytes_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    together, plan_alone = Barrier(8), actions.planned
+
+    def plan_together(*given: Any) -> Plan:
+        """All eight would decide on the same rows, if each did not wait for the one before: then nobody ever comes."""
+        with suppress(BrokenBarrierError):
+            together.wait(1)
+        return plan_alone(*given)
+
+    monkeypatch.setattr(actions, "planned", plan_together)
     node = Node.objects.create(name="box")
     for index in range(2):
         Device.objects.create(
