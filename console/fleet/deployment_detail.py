@@ -267,11 +267,11 @@ class Log:
 
 
 def log_of(deployment: Deployment, find: str = "") -> Log:
-    """The newest lines of each of its workers' logs that hold a text, or simply the newest."""
+    """The newest lines of each of its workers' logs that hold a text, or simply the newest; newest first."""
     lines: list[tuple[str, str]] = []
     total = searched = 0
     for replica in deployment.replicas.filter(wanted=True)[:SHOWN_REPLICAS]:
         found = search_log(replica.id, find, SHOWN_LINES)
-        lines += [(f"r{replica.ordinal}", line.text) for line in found.lines]
+        lines += [(f"r{replica.ordinal}", line.text) for line in reversed(found.lines)]
         total, searched = total + found.total, searched + found.searched
     return Log(find, lines, total, searched)
