@@ -5,7 +5,7 @@ kernel's out-of-memory killer does it (with all that it started, from outside), 
 step thread deadlocked by the engine's test hook, and one has its socket stolen by a listener that hangs up. One has a
 prompt whose prefill takes over a minute, in chunks: it is slow, and stays. Then the deployment is scaled to one and
 back, and its configuration is rolled out three times: with room to surge, with the controller killed in the middle of
-it, and (`full`) on a card that holds two replicas and no more.
+it, on a card that holds two replicas and no more (`full`), and on one that holds the only replica there is (`alone`).
 
 The bars: no request that had no byte fails; a stopped worker is out of rotation within 10 s, a deadlocked one within
 R24's N (10 s here) and a heartbeat; both are replaced within 30 s; scaling fails nothing; a rollout answers each request
@@ -44,7 +44,8 @@ HEARTBEAT_S = 2.0  # between a worker's own verdict and the row: probe, tick and
 DIP_S = 5.0
 LONG_PROMPT = 5_000  # tokens: 14 chunks
 CHUNK_MS = 4_700  # that each further chunk of a prompt takes: 13 of them are over a minute
-FULL_CARD = "sim:1xFULL-5G"
+FULL_CARD = "sim:1xFULL-5G"  # holds two replicas of the bundled model
+SMALL_CARD = "sim:1xFULL-3G"  # and this one
 
 
 @dataclass
@@ -135,8 +136,9 @@ def ask(port: int, key: str, question: str, tokens: int = TOKENS, timeout_s: flo
 class Site:
     """A stack with replicas of the bundled model, seen through its commands."""
 
-    def __init__(self, stack: Stack) -> None:
+    def __init__(self, stack: Stack, count: int = 2) -> None:
         self.stack = stack
+        self.count = count
         self.key = stack.key(name=f"fleet-{time.time_ns()}")
 
     def manage(self, *argv: str) -> str:
@@ -148,8 +150,9 @@ class Site:
     def ready(self) -> list[dict[str, Any]]:
         return [each for each in self.replicas() if each["state"] == "ready"]
 
-    def wait(self, count: int, timeout_s: float = 90) -> None:
-        """Until exactly so many are ready, and no other has a worker."""
+    def wait(self, count: int = 0, timeout_s: float = 90) -> None:
+        """Until exactly so many (all of them) are ready, and no other has a worker."""
+        count = count or self.count
 
         def so() -> bool:
             states = [each["state"] for each in self.replicas()]
@@ -319,7 +322,7 @@ def scaled(site: Site) -> Figures:
 
 def surge(site: Site) -> Figures:
     """A change of configuration where there is room for one more."""
-    return _rollout(site, "surge", fewest=2)
+    return _rollout(site, "surge")
 
 
 def leaderless(site: Site) -> Figures:
@@ -329,7 +332,7 @@ def leaderless(site: Site) -> Figures:
         eventually(lambda: any(each["state"] in ("starting", "loading") for each in site.replicas()), 60, pause_s=0.2)
         os.kill(site.stack.pid("controller"), signal.SIGKILL)
 
-    found = _rollout(site, "leaderless", fewest=2, meanwhile=strike)
+    found = _rollout(site, "leaderless", meanwhile=strike)
     expected = {each["pid"] for each in site.ready()}
     workers = {
         pid for pid in site.stack.processes() if b"engine\0serve" in _cmdline(pid) and b"shim" not in _cmdline(pid)
@@ -349,25 +352,30 @@ def _cmdline(pid: int) -> bytes:
 
 def full(site: Site) -> Figures:
     """The same on a card that holds two replicas and no more."""
-    return _rollout(site, "dip", fewest=1)
+    return _rollout(site, "full", dips_allowed=True)
 
 
-def _rollout(site: Site, strategy: str, fewest: int, meanwhile: Callable[[], None] | None = None) -> Figures:
-    site.wait(2)
+def alone(site: Site) -> Figures:
+    """The same on a card that holds the only replica: it goes, and the next one comes, while requests wait."""
+    return _rollout(site, "alone", dips_allowed=True)
+
+
+def _rollout(site: Site, name: str, dips_allowed: bool = False, meanwhile: Callable[[], None] | None = None) -> Figures:
+    site.wait()
     began = time.time()
-    sizes = {"surge": "48", "dip": "40", "leaderless": "56"}
+    sizes = {"surge": "48", "full": "40", "leaderless": "56", "alone": "40"}
     with site.load() as load:
         time.sleep(2)
-        site.manage("set", MODEL, "--parameter", f"max_num_seqs={sizes[strategy]}")
+        site.manage("set", MODEL, "--parameter", f"max_num_seqs={sizes[name]}")
         if meanwhile is not None:
             meanwhile()
         done = eventually(lambda: _ended(site, began), 240, pause_s=0.5)
         time.sleep(2)
         asked = load.stop()
-    site.wait(2)
+    site.wait()
     rows = site.transitions(began)
     starts = _cold_starts(rows)
-    dips = _dips(rows)
+    dips = _dips(rows, site.count)
     failed = [each for each in asked if not (each.ok or each.waited_in_vain)]
     facts = {
         "ended": done["new"],
@@ -379,8 +387,8 @@ def _rollout(site: Site, strategy: str, fewest: int, meanwhile: Callable[[], Non
         **_counts(asked),
         **_first_error(failed),
     }
-    dip_ok = not dips if fewest == 2 else max(dips) <= max(starts) + DIP_S
-    return Figures(strategy, done["new"] == "done" and not failed and dip_ok, facts)
+    dip_ok = max(dips, default=0.0) <= (max(starts) + DIP_S if dips_allowed else 0.0)
+    return Figures(name, done["new"] == "done" and not failed and dip_ok, facts)
 
 
 def _ended(site: Site, since: float) -> dict[str, Any] | None:
@@ -400,16 +408,16 @@ def _cold_starts(rows: list[dict[str, Any]]) -> list[float]:
     return found
 
 
-def _dips(rows: list[dict[str, Any]]) -> list[float]:
-    """Seconds for which fewer than two were ready, each time."""
-    ready, since, found = 2, 0.0, []
+def _dips(rows: list[dict[str, Any]], count: int) -> list[float]:
+    """Seconds for which fewer than `count` were ready, each time."""
+    ready, since, found = count, 0.0, []
     for row in rows:
         if row["old"] == "ready" and row["new"] != "ready":
             ready -= 1
-            since = row["when"] if ready == 1 else since
+            since = row["when"] if ready == count - 1 else since
         elif row["new"] == "ready":
             ready += 1
-            if ready == 2:
+            if ready == count:
                 found.append(row["when"] - since)
     return found
 
@@ -420,20 +428,21 @@ def _first_error(failed: list[Asked]) -> dict[str, Any]:
 
 FAILURES = (killed, oom, stopped, deadlocked, robbed, slow)
 CHANGES = (scaled, surge, leaderless)
+FULL = ((full, 2, FULL_CARD), (alone, 1, SMALL_CARD))
 
 
 @contextlib.contextmanager
-def site_of_two(native: Path | None = None, **settings: str) -> Iterator[Site]:
-    """A stack whose deployment has two ready replicas; `native` holds what another one has compiled."""
+def site_of(count: int, native: Path | None = None, **settings: str) -> Iterator[Site]:
+    """A stack whose deployment has so many ready replicas; `native` holds what another one has compiled."""
     stack = Stack(FAULT_DELAYS=f"deadlock=0,chunk={CHUNK_MS}", **settings)
     if native is not None and native.exists():
         (stack.data / "native").symlink_to(native)
     try:
         stack.up()
         stack.wait_ready(240)
-        site = Site(stack)
-        site.manage("scale", MODEL, "2")
-        site.wait(2, 240)
+        site = Site(stack, count)
+        site.manage("scale", MODEL, str(count))
+        site.wait(count, 240)
         yield site
     finally:
         stack.close()
@@ -442,20 +451,21 @@ def site_of_two(native: Path | None = None, **settings: str) -> Iterator[Site]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="one JSON object")
-    names = [each.__name__ for each in (*FAILURES, *CHANGES, full)]
+    names = [each.__name__ for each in (*FAILURES, *CHANGES, full, alone)]
     parser.add_argument("--only", nargs="*", metavar="NAME", choices=names, default=names)
     options = parser.parse_args()
     found: list[Figures] = []
     chosen = [each for each in (*FAILURES, *CHANGES) if each.__name__ in options.only]
     if chosen:
-        with site_of_two() as site:
+        with site_of(2) as site:
             for scenario in chosen:
                 found.append(scenario(site))
                 print(found[-1].line(), file=sys.stderr)
-    if "full" in options.only:
-        with site_of_two(DEVICES=FULL_CARD) as site:
-            found.append(full(site))
-            print(found[-1].line(), file=sys.stderr)
+    for scenario, count, card in FULL:
+        if scenario.__name__ in options.only:
+            with site_of(count, DEVICES=card) as site:
+                found.append(scenario(site))
+                print(found[-1].line(), file=sys.stderr)
     if options.json:
         print(json.dumps({each.name: {"ok": each.ok, **each.facts} for each in found}))
     return 0 if all(each.ok for each in found) else 1

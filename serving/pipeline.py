@@ -183,8 +183,11 @@ class Run:
         request, pipeline = self._request, self._pipeline
         assert request.route is not None
         await pipeline.pause("routing")
+        began = time.monotonic()
         plan = await self._first_plan()
-        self._queue_until = time.monotonic() + request.route.queue_timeout_s
+        # Who waited for the next replica has waited in this queue; who held for a start has not.
+        since = time.monotonic() if request.route.on_stopped == "hold" else began
+        self._queue_until = since + request.route.queue_timeout_s
         claim = claims.claim(request, plan.pool, plan.ranking, body)
         request.claimed = True
         verdict = await pipeline.coordinator.admit(claim)
@@ -209,7 +212,7 @@ class Run:
             start = starts.look(request.route)
             if start is None:
                 raise
-        if request.route.on_stopped != "hold":
+        if not starting.patience_s(request.route, start):
             raise starting.refusal(start)
         with starts.holding(request.route, start):
             self._note_opened(None)
@@ -219,7 +222,7 @@ class Run:
         """The plan once what starts is ready. Raises Unavailable when the route's patience ends."""
         request, starts = self._request, self._pipeline.starts
         assert request.route is not None
-        until = time.monotonic() + request.route.hold_s
+        until = time.monotonic() + starting.patience_s(request.route, start)
         request.stamps.held = time.monotonic_ns()
         try:
             while True:

@@ -119,6 +119,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     name: str
     wakes: bool = False  # it was stopped because nobody asked: a request starts it
+    between: bool = False  # its replicas are being replaced, or start again: the next one is on its way
     starting_at: float | None = None  # wall seconds since which its first replica has been starting
     start_s: float = 60.0  # how long a start takes, by earlier ones
 

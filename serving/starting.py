@@ -35,7 +35,11 @@ def coming(route: Route, snapshot: Snapshot, now: float) -> Start | None:
     of_targets = [each.deployment_id for each in route.targets if each.role != "shadow" and each.weight > 0]
     for group in (of_targets, route.fallbacks):
         known = [snapshot.deployments[each] for each in group if each in snapshot.deployments]
-        starts = [Start(each, _eta_s(each, now)) for each in known if each.wakes or each.starting_at is not None]
+        starts = [
+            Start(each, _eta_s(each, now))
+            for each in known
+            if each.wakes or each.between or each.starting_at is not None
+        ]
         if starts:
             return min(starts, key=lambda each: each.eta_s)
     return None
@@ -47,11 +51,19 @@ def _eta_s(deployment: Deployment, now: float) -> float:
     return max(1.0, begun + deployment.start_s - now)
 
 
+def patience_s(route: Route, start: Start) -> float:
+    """How long a request waits for it. One that is only between two replicas is waited for as in the route's queue."""
+    if route.on_stopped == "hold":
+        return route.hold_s
+    return route.queue_timeout_s if start.deployment.between else 0.0
+
+
 def refusal(start: Start) -> Unavailable:
     """Comes back when it will be there."""
     seconds = math.ceil(start.eta_s)
+    why = "has no replica at the moment" if start.deployment.between else "was not running and is being started"
     return Unavailable(
-        f"This model was not running and is being started; it takes about {seconds} seconds.",
+        f"This model {why}; it takes about {seconds} seconds.",
         code="model_starting",
         retry_after=seconds,
     )
@@ -69,7 +81,7 @@ class Starts:
     def look(self, route: Route) -> Start | None:
         """What the route waits for, now; it is woken if it sleeps."""
         start = coming(route, self._configuration.peek(), time.time())
-        if start is not None and start.deployment.starting_at is None:
+        if start is not None and start.deployment.wakes and start.deployment.starting_at is None:
             self._wake(start.deployment.id)
         return start
 

@@ -48,6 +48,12 @@ FROM fleet_routetarget t JOIN fleet_deployment d ON d.id = t.deployment_id WHERE
 """
 _DEPLOYMENTS = """
 SELECT d.id::text, d.name, d.start_s, d.desired_replicas = 0 AND d.min_replicas = 0 AND d.autoscale AS wakes,
+       d.desired_replicas > 0 AND (
+         EXISTS (SELECT FROM fleet_rollout o WHERE o.deployment_id = d.id AND o.state IN ('running', 'rolling_back'))
+         OR EXISTS (SELECT FROM fleet_replica r WHERE r.deployment_id = d.id AND (
+           (r.wanted AND r.failures BETWEEN 1 AND 3
+             AND r.state IN ('hung', 'failed', 'starting', 'loading', 'verifying'))
+           OR (r.state = 'draining' AND NOT r.wanted)))) AS between,
        (SELECT extract(epoch FROM min(r.started_at))::float8 FROM fleet_replica r
         WHERE r.deployment_id = d.id AND r.state IN ('starting', 'loading', 'verifying')) AS starting_at
 FROM fleet_deployment d WHERE d.engine <> 'external'
@@ -224,7 +230,14 @@ def _route(row: dict[str, Any], targets: list[dict[str, Any]], prices: list[dict
 def _deployment(row: dict[str, Any]) -> Deployment:
     """One that never started is taken to need as long as the struct says."""
     learnt = {} if row["start_s"] is None else {"start_s": row["start_s"]}
-    return Deployment(id=row["id"], name=row["name"], wakes=row["wakes"], starting_at=row["starting_at"], **learnt)
+    return Deployment(
+        id=row["id"],
+        name=row["name"],
+        wakes=row["wakes"],
+        between=row["between"],
+        starting_at=row["starting_at"],
+        **learnt,
+    )
 
 
 def _replica(row: dict[str, Any]) -> Replica | None:

@@ -177,6 +177,14 @@ async def test_a_sleeping_deployment_can_be_woken_and_a_starting_one_says_since_
         await Replica.objects.filter(pk=replica.pk).aupdate(state="loading", started_at=begun)
         seen = await until(source, lambda s: s.deployments[key].starting_at is not None)
         assert seen.deployments[key].starting_at == pytest.approx(begun.timestamp(), abs=1e-3)
+        assert not seen.deployments[key].between, "a first start is told when to come back"
+        await Deployment.objects.filter(pk=replica.deployment_id).aupdate(desired_replicas=1)
+        await Replica.objects.filter(pk=replica.pk).aupdate(state="failed", failures=1)
+        await until(source, lambda s: s.deployments[key].between)
+        await Replica.objects.filter(pk=replica.pk).aupdate(state="failed", failures=4)
+        await until(source, lambda s: not s.deployments[key].between)
+        await Replica.objects.filter(pk=replica.pk).aupdate(state="draining", failures=0, wanted=False)
+        await until(source, lambda s: s.deployments[key].between)
     finally:
         await source.stop()
 

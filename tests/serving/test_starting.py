@@ -142,21 +142,46 @@ async def test_what_is_not_evaluated_takes_its_share_and_no_more(root: Path) -> 
         assert (await client.post(CHAT, json=chat())).status_code == 200
 
 
+BETWEEN = Deployment(id="deployment-1", name="tiny-cpu", between=True, start_s=4)
+
+
+async def test_one_that_is_between_two_replicas_is_waited_for_as_in_the_queue(root: Path) -> None:
+    """A rollout on a full card: nobody is refused before the queue's full time."""
+    async with running(root) as stack, client_of(stack) as client:
+        woken = Woken(stack)
+        put(stack, BETWEEN, queue_timeout_s=0.5)
+        began = time.monotonic()
+        response = await client.post(CHAT, json=chat())
+        assert time.monotonic() - began >= 0.5
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "model_starting")
+        assert "has no replica at the moment" in response.json()["error"]["message"]
+        put(stack, BETWEEN, queue_timeout_s=30.0)
+        asked = asyncio.create_task(client.post(CHAT, json=chat()))
+        while not stack.gateway._pipeline.starts.held:
+            await asyncio.sleep(0.01)
+        put(stack, BETWEEN, up=True, queue_timeout_s=30.0)
+        assert (await asked).status_code == 200
+        assert woken == [], "nobody sleeps here"
+
+
 def known(*deployments: Deployment) -> Snapshot:
     return msgspec.structs.replace(snapshot([]), deployments={each.id: each for each in deployments})
 
 
-@given(st.lists(st.tuples(st.booleans(), st.none() | st.floats(0, 1000), st.floats(1, 1000)), max_size=4))
-def test_the_soonest_target_is_waited_for(facts: list[tuple[bool, float | None, float]]) -> None:
+@given(
+    st.lists(st.tuples(st.booleans(), st.booleans(), st.none() | st.floats(0, 1000), st.floats(1, 1000)), max_size=4)
+)
+def test_the_soonest_target_is_waited_for(facts: list[tuple[bool, bool, float | None, float]]) -> None:
     every = [
         Deployment(
-            id=f"d{number}", name="d", wakes=wakes, starting_at=None if since is None else 1000 - since, start_s=s
+            id=f"d{number}", name="d", wakes=wakes, between=between, start_s=s,
+            starting_at=None if since is None else 1000 - since,
         )
-        for number, (wakes, since, s) in enumerate(facts)
-    ]
+        for number, (wakes, between, since, s) in enumerate(facts)
+    ]  # fmt: skip
     to = Route(id="r", name="m", targets=tuple(Target(each.id) for each in every), created=0)
     start = starting.coming(to, known(*every), 1000.0)
-    able = [each for each in every if each.wakes or each.starting_at is not None]
+    able = [each for each in every if each.wakes or each.between or each.starting_at is not None]
     assert (start is None) == (not able)
     if start is not None:
         assert start.eta_s >= 1

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(600)
 @pytest.fixture(scope="module")
 def site(stack: Stack) -> Iterator[Site]:
     """Two replicas with the engine's test hooks; what the session's stack has compiled is not compiled again."""
-    with fleet.site_of_two(stack.data / "native") as made:
+    with fleet.site_of(2, stack.data / "native") as made:
         yield made
 
 
@@ -47,7 +47,11 @@ def test_a_fleet_that_changes_fails_nobody(site: Site, scenario: Callable[[Site]
     assert figures.ok, figures.line()
 
 
-def test_a_rollout_on_a_full_card_dips_no_longer_than_a_cold_start(stack: Stack) -> None:
-    with fleet.site_of_two(stack.data / "native", DEVICES=fleet.FULL_CARD) as made:
-        figures = fleet.full(made)
+@pytest.mark.parametrize(("scenario", "count", "card"), fleet.FULL, ids=lambda each: getattr(each, "__name__", None))
+def test_a_rollout_on_a_full_card_dips_no_longer_than_a_cold_start(
+    stack: Stack, scenario: Callable[[Site], Figures], count: int, card: str
+) -> None:
+    """Every request is a 200, or a 503 after the queue's full time."""
+    with fleet.site_of(count, stack.data / "native", DEVICES=card) as made:
+        figures = scenario(made)
         assert figures.ok, figures.line()
