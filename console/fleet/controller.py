@@ -149,7 +149,7 @@ class Controller:
         step = external.decide(replica, endpoint, age_s, replica.failures, wanted, found)
         became_ready = step.state == State.READY != replica.state
         changes = {**step.changes, "ready_at": timezone.now()} if became_ready else dict(step.changes)
-        failures = self._failures_of_check(replica, step, found)
+        failures = self._failures_of_check(replica, found)
         if failures != replica.failures:
             replica.failures = failures
             replica.save(update_fields=["failures"])
@@ -158,13 +158,13 @@ class Controller:
             self._checks.begin(replica.id, endpoint.base_url)
 
     @staticmethod
-    def _failures_of_check(replica: Replica, step: external.Step, found: external.Checked | None) -> int:
-        """A check that passed forgives all; one that fails as the last did counts, and writes nothing else."""
+    def _failures_of_check(replica: Replica, found: external.Checked | None) -> int:
+        """A check that passed forgives all; of those that fail, the first is counted by the change of state."""
         if found is None:
             return replica.failures
         if found.addresses:
             return 0
-        return replica.failures + (replica.state == State.FAILED and not step.reason)
+        return replica.failures + (replica.state == State.FAILED)
 
     # -- all of them --------------------------------------------------------------------------------------------------
 

@@ -139,7 +139,7 @@ def _place(plan: Plan) -> Place:
     return Place(
         devices=plan.devices,
         cores=share.cores if real else (),
-        exclusive_cores=share.exclusive,
+        exclusive_cores=share.exclusive and bool(real),  # on a pretended card it runs on whatever core is there
         gpus=tuple(device.uid for device in real if device.kind == Device.Kind.GPU),
         memory=share.reserved,
         kv_bytes=plan.need.peak.kv,
