@@ -53,20 +53,7 @@ install_llama() {
 convert_model() {
     [[ -e $FOLDER/.complete ]] && return
     say "$GGUF dequantised to bf16 into $FOLDER"
-    HF_HUB_OFFLINE=1 .venv/bin/python - "$GGUF" "$FOLDER" <<'PY'
-import sys
-from pathlib import Path
-
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-
-source, folder = Path(sys.argv[1]), sys.argv[2]
-AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(folder)
-model = AutoModelForCausalLM.from_pretrained(
-    source.parent, gguf_file=source.name, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
-)
-model.save_pretrained(folder)
-PY
+    .venv/bin/python -m console.catalog.convert "$GGUF" "$FOLDER" >/dev/null
     touch "$FOLDER/.complete"
 }
 

