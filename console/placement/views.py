@@ -31,6 +31,7 @@ from engine.adapters import ADAPTERS
 NOBODYS = 512 << 20
 """Bytes that belong to nobody, from which on a card says so."""
 REFUSALS = 3
+_FITS = ("space", "mixed", "takes")  # reasons of the fit; all others are filters
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,8 @@ def _answered(answer: Answer) -> dict[str, Any]:
         {
             "verdict": verdict,
             "why": [words.say(reason) for reason in verdict.reasons],
-            "filter": [reason.code for reason in verdict.reasons if reason.code not in ("space", "mixed", "takes")],
+            "filter": [words.filter_name(reason.code) for reason in verdict.reasons if reason.code not in _FITS],
+            "parts": [(words.part_name(name), value) for name, value in verdict.parts.items()],
         }
         for verdict in plan.verdicts[:100]
     ]

@@ -30,6 +30,21 @@ def say_code(code: str, values: Mapping[str, Any]) -> str:
     return code if maker is None else maker({**values, **texts})
 
 
+def filter_name(code: str) -> str:
+    """A filter's name in a narrow column."""
+    names = {
+        "lost": _("lost"), "cordoned": _("cordoned"), "bound": _("binding"), "kind": _("kind"), "class": _("class"),
+        "group": _("neighbours"), "own": _("earlier worker"),
+    }  # fmt: skip
+    return names.get(code, code)
+
+
+def part_name(part: str) -> str:
+    """A part of a score."""
+    names = {"space": _("room"), "disk": _("weights on disk"), "cool": _("cool"), "apart": _("apart")}
+    return names.get(part, part)
+
+
 def facts(reason: Reason) -> dict[str, Any]:
     """A reason as JSON keeps it."""
     return {"code": reason.code, "values": dict(reason.values), "text": say(reason)}
