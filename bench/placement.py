@@ -1,7 +1,8 @@
 """Placement at scale: 1,000 nodes × 8 simulated cards, 5,000 replicas placed, then 10 nodes lost. Bar: under 10 s in all.
 
-`python bench/placement.py [--json]`. Pure: no database, no device. Prints times, counts and what was checked: nobody is
-over-committed, and only what had a card on a lost node moved.
+`python bench/placement.py [--json]`. Pure: no database, no device, one thread. Prints counts and times, by the clock and
+of the processor (the bar is of the latter: what others do on the machine is not ours), and checks that nobody is
+over-committed and that only what had a card on a lost node moved.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def run() -> dict[str, object]:
     """Place, lose, move; the figures."""
     draw = random.Random(5)
     asked = needs(draw)
-    began = time.perf_counter()
+    began, used = time.perf_counter(), time.process_time()
     board = Board(cards(draw))
     built = time.perf_counter()
     refused = 0
@@ -82,13 +83,14 @@ def run() -> dict[str, object]:
             board.put(plan, replica)
         else:
             nowhere += 1
-    moved = time.perf_counter()
+    moved, used = time.perf_counter(), time.process_time() - used
     _check(board, before, set(lost), set(moving))
     return {
         "nodes": NODES, "cards": len(board.cards), "replicas": REPLICAS, "placed": len(before), "refused": refused,
         "cards_in_use": sum(1 for card in board.cards.values() if card.residents), "nodes_lost": LOST,
         "moved": len(moving), "without_a_place": nowhere, "build_s": round(built - began, 3),
         "place_s": round(placed - built, 3), "move_s": round(moved - placed, 3), "total_s": round(moved - began, 3),
+        "cpu_s": round(used, 3),
     }  # fmt: skip
 
 
@@ -116,8 +118,8 @@ def main() -> None:
     else:
         for name, value in figures.items():
             print(f"{name:18} {value}")
-    if float(str(figures["total_s"])) >= BAR_S:
-        sys.exit(f"missed: {BAR_S:g} s are allowed")
+    if float(str(figures["cpu_s"])) >= BAR_S:
+        sys.exit(f"missed: {BAR_S:g} s of the processor are allowed")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench import placement as bench
 from console.placement.ledger import Card, Need, Resident
 from console.placement.planner import Board, Policy, plan
 from engine.footprint import Footprint
@@ -179,6 +180,14 @@ def test_only_what_lived_on_lost_nodes_moves() -> None:
         board.put(board.plan(asked), replica)
     assert all(not uids[0].startswith("a") for _n, uids in board.homes.values())
     assert all(board.homes[replica] == homes[replica] for replica in homes if replica not in moving)
+
+
+def test_the_bench_at_a_small_size_moves_only_what_must(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("NODES", 60), ("REPLICAS", 150), ("LOST", 2), ("DEPLOYMENTS", 10)):
+        monkeypatch.setattr(bench, name, value)
+    figures = bench.run()  # leaves where somebody moved who need not have, or a card is over-committed
+    assert (figures["cards"], figures["placed"], figures["without_a_place"]) == (480, 150, 0)
+    assert int(str(figures["moved"])) > 0
 
 
 # -- random cards --------------------------------------------------------------------------------------------------
