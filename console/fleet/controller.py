@@ -87,7 +87,7 @@ class Controller:
         for replica in Replica.objects.order_by("ordinal"):
             replicas[replica.deployment_id].append(replica)
         rollouts = {rollout.deployment_id: rollout for rollout in Rollout.objects.filter(state__in=OPEN)}
-        self.workers.look([str(each.id) for group in replicas.values() for each in group])
+        self.workers.listen()
         known: set[UUID] = set()
         groups = []
         for deployment in Deployment.objects.select_related("model", "endpoint", "runtime"):

@@ -18,6 +18,7 @@ from console.fleet.reconcile import Probe
 from engine.adapters import adapter
 
 BEAT_S = 0.5
+STALE_S = 3.0  # what a worker said longer ago means nothing any more
 IDLE_CHECK_S = 30.0  # an engine that cannot tell a stuck core from an idle one proves itself this often while idle
 
 
@@ -56,6 +57,8 @@ class _Pulse:
     failing_since: float | None = None
     answered: bool = False
     asking: bool = False
+    said: dict[str, Any] = field(default_factory=dict)  # its newest stats
+    said_at: float = 0.0  # monotonic
     proof: _Proof = field(default_factory=lambda: _Proof())
 
 
@@ -105,6 +108,12 @@ class Heartbeats:
             silent_s = 0.0 if pulse.failing_since is None else time.monotonic() - pulse.failing_since
             return Probe(pulse.healthy, pulse.reason, silent_s)
 
+    def said(self) -> dict[str, dict[str, Any]]:
+        """The stats of every worker that told them within STALE_S, by the id of its replica."""
+        since = time.monotonic() - STALE_S
+        with self._lock:
+            return {key: pulse.said for key, pulse in self._pulses.items() if pulse.said and pulse.said_at >= since}
+
     def _ask(self, replica_id: str, pulse: _Pulse) -> None:
         asked_at = time.monotonic()
         stats: dict[str, Any] | None = None
@@ -129,11 +138,14 @@ class Heartbeats:
         if pulse.progress is not None and answer.stats:
             stuck = pulse.progress.see(now, answer.stats)
             stuck = stuck or pulse.proof.look(pulse.progress, pulse.where, bool(answer.stats.get("asleep")))
+        stats = {**answer.stats, **busy}
         with self._lock:
             pulse.healthy = answer.healthy and stuck is None
             pulse.reason = answer.reason or stuck or ""
             pulse.failing_since, pulse.answered = None, True
-        return {**answer.stats, **busy}
+            if stats:
+                pulse.said, pulse.said_at = stats, now
+        return stats
 
 
 def _pulse(where: Where) -> _Pulse:

@@ -183,9 +183,9 @@ def _draining(in_state_s: float, seen: Seen, drain_s: float) -> Decision:
     """Gateways send nobody new; it ends once those it has are done. One that cannot say how many is told to end."""
     if not seen.alive:
         return Decision(State.STOPPED, "Drained and ended")
-    silent = seen.probe is not None and seen.probe.silent_s > SILENT_S
+    mute = seen.probe is None or seen.probe.silent_s > SILENT_S
     done = seen.requests == 0 and in_state_s > DRAIN_GRACE_S
-    if seen.requests is None or silent or done or in_state_s > drain_s:
+    if mute or done or in_state_s > drain_s:
         return Decision(State.DRAINING, "", Act.END)
     return Decision(State.DRAINING, "")
 

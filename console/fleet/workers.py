@@ -10,7 +10,7 @@ from uuid import UUID
 
 from django.utils import timezone
 
-from console.fleet import launching, live, probe, reconcile, rollout_actions, starts, verifying
+from console.fleet import launching, probe, reconcile, rollout_actions, starts, verifying
 from console.fleet.actions import move_replica
 from console.fleet.ending import Endings
 from console.fleet.heartbeat import Heartbeats
@@ -26,8 +26,6 @@ from engine.launchers.base import Launcher, WorkerView
 log = logging.getLogger(__name__)
 
 State = Replica.State
-STATS_S = 1.0  # what workers said is read so often
-STALE_S = 3.0  # older than that, nothing is known
 
 
 class Workers:
@@ -44,7 +42,6 @@ class Workers:
         self._since: dict[UUID, tuple[str, float]] = {}  # state and the monotonic time it was entered
         self._living: dict[UUID, Living] = {}
         self._stats: dict[str, dict[str, Any]] = {}
-        self._stats_at = 0.0
         self._wear = Wear(launcher)
         self._proven: set[tuple[UUID, int]] = set()  # revisions that are known to be marked as verified
 
@@ -55,11 +52,9 @@ class Workers:
         self._living.clear()
         self._proven.clear()
 
-    def look(self, replica_ids: list[str]) -> None:
-        """Read what workers said last, if it is time."""
-        if time.monotonic() - self._stats_at >= STATS_S:
-            self._stats_at = time.monotonic()
-            self._stats = live.read(replica_ids)
+    def listen(self) -> None:
+        """Take what workers said last for this tick."""
+        self._stats = self._heartbeats.said()
 
     @property
     def living(self) -> Mapping[UUID, Living]:
@@ -68,13 +63,12 @@ class Workers:
 
     @property
     def said(self) -> Mapping[str, Mapping[str, Any]]:
-        """What workers said last, by the id of their replica."""
+        """What workers said last, by the id of their replica; of those that said nothing of late, nothing."""
         return self._stats
 
     def stats(self, replica: Replica) -> dict[str, Any] | None:
         """What a worker said last; None where that is too old to mean anything."""
-        found = self._stats.get(str(replica.id))
-        return found if found is not None and abs(time.time() - found.get("at", 0.0)) <= STALE_S else None
+        return self._stats.get(str(replica.id))
 
     def known(self, replica: Replica) -> Known:
         """What fleet.reshape wants to know of a replica beside its row."""

@@ -155,7 +155,6 @@ def a_house(root: Path, monkeypatch: pytest.MonkeyPatch, room: int = 4) -> Itera
     monkeypatch.setattr(reconcile, "DRAIN_GRACE_S", 0.2)
     monkeypatch.setattr(probe, "PROBE_TIMEOUT_S", 0.2)
     monkeypatch.setattr("console.fleet.heartbeat.BEAT_S", 0.05)
-    monkeypatch.setattr("console.fleet.workers.STATS_S", 0.05)
     monkeypatch.setattr("console.fleet.placing.RETRY_S", 0.05)
     settings.LAYOUT.worker_sockets.mkdir(parents=True, exist_ok=True)
     root.mkdir()

@@ -88,11 +88,14 @@ def test_a_replica_no_longer_wanted_is_drained_first() -> None:
 
 
 def test_a_drain_waits_for_the_requests_it_has_and_not_for_ever() -> None:
-    two, none = replace(ALIVE, requests=2), replace(ALIVE, requests=0)
+    heard = replace(ALIVE, probe=Probe(True, "", 0.0))
+    two, none = replace(heard, requests=2), replace(heard, requests=0)
+    late = replace(heard, requests=None, probe=Probe(True, "", 4.0))
     assert decide(State.DRAINING, 9, 0, False, two).act is Act.NOTHING
     assert decide(State.DRAINING, reconcile.DRAIN_S + 1, 0, False, two).act is Act.END
     assert decide(State.DRAINING, 31, 0, False, two, drain_s=30).act is Act.END
-    assert decide(State.DRAINING, 1, 0, False, none).act is Act.NOTHING, "gateways may still be sending"
+    assert decide(State.DRAINING, 9, 0, False, late).act is Act.NOTHING, "a late answer is no reason to cut anybody"
+    assert decide(State.DRAINING, 0.5, 0, False, none).act is Act.NOTHING, "gateways may still be sending"
     assert decide(State.DRAINING, 3, 0, False, none).act is Act.END
     mute = replace(two, probe=Probe(True, "", reconcile.SILENT_S + 1))
     assert decide(State.DRAINING, 3, 0, False, mute).act is Act.END
