@@ -1,14 +1,15 @@
-"""What a deployment's replica needs, from its model's facts and its configuration. Reads only what is passed in."""
+"""What a deployment's replica needs, from its model's facts and its configuration."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from console.catalog.models import Model, Runtime
 from console.errors import Refused
 from console.placement.ledger import Need
+from console.placement.models import Device
 from engine import footprint
 from engine.footprint import Footprint, Shape
 
@@ -60,6 +61,18 @@ def kind_for(engine: str, runtime: Runtime | None = None) -> frozenset[str]:
     return frozenset(("cpu",) if on_cpu else ("gpu",))
 
 
+def kind_here(engine: str, runtime: Runtime | None = None, binding: Sequence[str] = ()) -> str:
+    """The kind of device that a replica would run on: of those it is bound to, else a card where there is one."""
+    kinds = kind_for(engine, runtime)
+    if len(kinds) == 1:
+        return next(iter(kinds))
+    bound = Device.objects.filter(uid__in=binding, simulated=False).values_list("kind", flat=True).first()
+    if bound is not None:
+        return str(bound)
+    cards = Device.objects.filter(kind=Device.Kind.GPU, simulated=False, lost_at=None)
+    return "gpu" if cards.exists() else "cpu"
+
+
 def sizing(
     model: Model,
     config: Mapping[str, Any],
@@ -75,13 +88,12 @@ def sizing(
         model: in the catalog, ready.
         config: of fleet.revisions.CONFIG; what it lacks has the engine's default.
         engine: "embedded", "vllm", …
-        kind: of device; by default what the engine in that runtime runs on, a CPU first.
+        kind: of device; by default the one of `kind_here`.
         overhead: learnt bytes; None: the engine's default.
     """
     shape = shape_of(model)
     parameters = dict(config.get("parameters") or {})
-    kinds = kind_for(engine, runtime)
-    kind = kind or ("cpu" if "cpu" in kinds else "gpu")
+    kind = kind or kind_here(engine, runtime, config.get("binding") or ())
     parallel = int(parameters.get("tensor_parallel") or config.get("tensor_parallel") or 1)
     context = min(int(parameters.get("max_model_len") or shape.context), shape.context or 1 << 30)
     concurrency = int(config.get("planned_concurrency") or parameters.get("max_num_seqs") or _default_seqs(engine))
@@ -126,7 +138,7 @@ def need_of(
         takes=_takes(found, engine, parameters),
         takes_share=_share_taken(found, engine, parameters),
         cards=found.tensor_parallel,
-        kinds=kind_for(engine, runtime),
+        kinds=frozenset((found.kind,)),
         binding=tuple(config.get("binding") or ()),
         threads=int(config.get("threads") or 0),
         lends=bool(config.get("lends")) and engine == "embedded",

@@ -11,7 +11,7 @@ from console.catalog.models import Model, Runtime
 from console.errors import Refused
 from console.placement import queries
 from console.placement.actions import told
-from console.placement.needs import Sizing, need_of, sizing
+from console.placement.needs import Sizing, kind_here, need_of, sizing
 from console.placement.planner import Plan, plan
 from console.placement.words import gib
 from engine.adapters import ADAPTERS, adapter
@@ -88,8 +88,8 @@ def ask(values: Mapping[str, Any]) -> Answer:
         found["parameters"] = checked_parameters(known, found.get("parameters", {}))
     except AdapterError as error:
         raise Refused(str(error), "parameters") from None
-    kind = "" if runtime is not None or engine == "embedded" else "gpu"
-    overhead = queries.learnt_overhead(engine, runtime.requirement if runtime else "", kind or "cpu")
+    kind = kind_here(engine, runtime, found.get("binding", ()))
+    overhead = queries.learnt_overhead(engine, runtime.requirement if runtime else "", kind)
     known_to_both: dict[str, Any] = {"engine": engine, "runtime": runtime, "kind": kind, "overhead": overhead}
     need = need_of(model, found, borrows=borrows, **known_to_both)
     return Answer(model, sizing(model, found, **known_to_both), plan(need, queries.cards(), queries.policy()))

@@ -407,6 +407,16 @@ def test_a_pool_that_somebody_set_is_what_it_takes(model: Model) -> None:
     assert blocks.takes == blocks.peak.total - blocks.peak.kv + 64 * 16 * 28 * 2 * 4 * 128 * 2
 
 
+def test_the_embedded_engine_goes_where_torch_would(model: Model, shop: Shop) -> None:
+    assert need_of(model, {}, engine="embedded").kinds == {"gpu"}  # a card is there
+    node = Node.objects.get()
+    Device.objects.create(node=node, uid="box/cpu", kind="cpu", name="EPYC", total_bytes=64 * GIB)
+    on_cpu = need_of(model, {"binding": ["box/cpu"]}, engine="embedded")
+    assert on_cpu.kinds == {"cpu"} and on_cpu.peak.weights < need_of(model, {}, engine="embedded").peak.weights
+    Device.objects.filter(kind="gpu").update(lost_at=timezone.now())
+    assert need_of(model, {}, engine="embedded").kinds == {"cpu"}
+
+
 def test_a_model_whose_files_were_never_read_is_refused() -> None:
     with pytest.raises(Refused, match="does not know parameters, layers"):
         shape_of(Model(name="x", source="external:x"))
