@@ -90,7 +90,13 @@ class NvmlProvider:
         return [ProcessUse(pid, size, self._name_of(pid)) for pid, size in found.items()]
 
     def _handles(self) -> Iterable[tuple[int, Any]]:
-        for index in range(self._nvml.nvmlDeviceGetCount()):
+        """Cards that answer; none where the driver itself does not."""
+        try:
+            count = self._nvml.nvmlDeviceGetCount()
+        except self._nvml.NVMLError as error:
+            log.warning("NVML does not answer: %s", error)
+            return
+        for index in range(count):
             with contextlib.suppress(self._nvml.NVMLError):
                 yield index, self._nvml.nvmlDeviceGetHandleByIndex(index)
 

@@ -100,8 +100,11 @@ class FakeNvml:
         self.used = [20 * GIB, GIB]
         self.processes: list[list[Any]] = [[SimpleNamespace(pid=11, usedGpuMemory=15 * GIB)], []]
         self.broken: set[int] = set()
+        self.gone = False
 
     def nvmlDeviceGetCount(self) -> int:
+        if self.gone:
+            raise self.NVMLError("Driver Not Loaded")
         return 2
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
@@ -146,6 +149,8 @@ def test_cards_are_listed_and_a_lost_one_is_not() -> None:
     nvml.broken.add(0)
     assert [card.uid for card in provider.inventory()] == ["GPU-1"]
     assert [seen.uid for seen in provider.measure([])] == ["GPU-1"]
+    nvml.gone = True
+    assert provider.inventory() == [] and provider.measure([]) == []
 
 
 def test_bytes_of_our_processes_are_theirs_and_the_others_are_named() -> None:
