@@ -40,10 +40,11 @@ TOKENS = 24
 QUEUE_S = 10.0
 OUT_OF_ROTATION_S = 10.0
 REPLACED_S = 30.0
-HEARTBEAT_S = 2.0  # between a worker's own verdict and the row: probe, tick and write, on a busy machine
+HEARTBEAT_S = 2.0  # between a worker's own verdict and the row: probe, tick and write
+SLACK_S = 5.0  # of a machine that others use too
 DIP_S = 5.0
-LONG_PROMPT = 5_000  # tokens: 14 chunks
-CHUNK_MS = 4_700  # that each further chunk of a prompt takes: 13 of them are over a minute
+LONG_PROMPT = 7_800  # tokens: 28 chunks
+CHUNK_MS = 2_300  # that each further chunk of a prompt takes: 27 of them are over a minute
 FULL_CARD = "sim:1xFULL-5G"  # holds two replicas of the bundled model
 SMALL_CARD = "sim:1xFULL-3G"  # and this one
 
@@ -139,6 +140,7 @@ class Site:
     def __init__(self, stack: Stack, count: int = 2) -> None:
         self.stack = stack
         self.count = count
+        self._struck = 0
         self.key = stack.key(name=f"fleet-{time.time_ns()}")
 
     def manage(self, *argv: str) -> str:
@@ -149,6 +151,11 @@ class Site:
 
     def ready(self) -> list[dict[str, Any]]:
         return [each for each in self.replicas() if each["state"] == "ready"]
+
+    def victim(self) -> dict[str, Any]:
+        """Each in turn: who fails again and again is restarted later and later."""
+        self._struck += 1
+        return self.ready()[self._struck % 2]
 
     def wait(self, count: int = 0, timeout_s: float = 90) -> None:
         """Until exactly so many (all of them) are ready, and no other has a worker."""
@@ -184,15 +191,17 @@ class Site:
 
 @dataclass
 class Figures:
-    """What one scenario came to."""
+    """What one scenario came to. `ok`: nobody lost what they should not have. `late`: a bar in seconds was missed,
+    which says as much of the machine as of the product where others use it too."""
 
     name: str
     ok: bool
     facts: dict[str, Any]
+    late: bool = False
 
     def line(self) -> str:
         facts = ", ".join(f"{name} {value}" for name, value in self.facts.items())
-        return f"{'ok  ' if self.ok else 'FAIL'}  {self.name:12} {facts}"
+        return f"{'FAIL' if not self.ok else 'late' if self.late else 'ok  '}  {self.name:12} {facts}"
 
 
 def _counts(asked: list[Asked]) -> dict[str, Any]:
@@ -261,7 +270,7 @@ def _hang_up(listener: socket.socket) -> None:
 def _fails(site: Site, name: str, strike: Callable[[dict[str, Any]], None], out_within_s: float) -> Figures:
     """Under load, one of two workers fails; the site serves on, and it is replaced."""
     site.wait(2)
-    victim = site.ready()[0]
+    victim = site.victim()
     with site.load() as load:
         time.sleep(3)
         struck_at = time.time()
@@ -278,8 +287,9 @@ def _fails(site: Site, name: str, strike: Callable[[dict[str, Any]], None], out_
         "served_meanwhile": len(served),
         **_counts(asked),
     }
-    ok = facts["out_s"] <= out_within_s and facts["lost_without_a_byte"] == 0 and bool(served)
-    return Figures(name, ok and facts["replaced_s"] - facts["out_s"] <= REPLACED_S, facts)
+    ok = facts["out_s"] <= out_within_s + SLACK_S and facts["lost_without_a_byte"] == 0 and bool(served)
+    late = facts["out_s"] > out_within_s or facts["replaced_s"] > REPLACED_S
+    return Figures(name, ok, facts, late)
 
 
 def _replacement(site: Site, victim: dict[str, Any], since: float) -> tuple[dict[str, Any], dict[str, Any]] | None:
@@ -338,9 +348,8 @@ def leaderless(site: Site) -> Figures:
         pid for pid in site.stack.processes() if b"engine\0serve" in _cmdline(pid) and b"shim" not in _cmdline(pid)
     }
     orphans = workers - expected
-    return Figures(
-        found.name, found.ok and not orphans, {**found.facts, "workers": len(workers), "orphans": len(orphans)}
-    )
+    facts = {**found.facts, "workers": len(workers), "orphans": len(orphans)}
+    return Figures(found.name, found.ok and not orphans, facts, found.late)
 
 
 def _cmdline(pid: int) -> bytes:
@@ -387,8 +396,8 @@ def _rollout(site: Site, name: str, dips_allowed: bool = False, meanwhile: Calla
         **_counts(asked),
         **_first_error(failed),
     }
-    dip_ok = max(dips, default=0.0) <= (max(starts) + DIP_S if dips_allowed else 0.0)
-    return Figures(name, done["new"] == "done" and not failed and dip_ok, facts)
+    late = max(dips, default=0.0) > max(starts) + DIP_S
+    return Figures(name, done["new"] == "done" and not failed and (dips_allowed or not dips), facts, late)
 
 
 def _ended(site: Site, since: float) -> dict[str, Any] | None:
@@ -467,8 +476,8 @@ def main() -> int:
                 found.append(scenario(site))
                 print(found[-1].line(), file=sys.stderr)
     if options.json:
-        print(json.dumps({each.name: {"ok": each.ok, **each.facts} for each in found}))
-    return 0 if all(each.ok for each in found) else 1
+        print(json.dumps({each.name: {"ok": each.ok and not each.late, **each.facts} for each in found}))
+    return 0 if all(each.ok and not each.late for each in found) else 1
 
 
 if __name__ == "__main__":

@@ -55,17 +55,18 @@ class Endings:
             family = self._launcher.family(str(replica.id))
             self._dying[replica.id] = _Dying(replica.epoch, reason, stacks.Capture(family))
 
-    def look(self, replica: Replica) -> None:
-        """End a worker whose stacks have been read. Raises DatabaseError, and then does it again."""
+    def look(self, replica: Replica) -> bool:
+        """End a worker whose stacks have been read. Returns whether it did; raises DatabaseError, to do it again."""
         dying = self._dying.get(replica.id)
         if dying is None or dying.capture.is_alive():
-            return
+            return False
         if dying.epoch == replica.epoch:
             StackCapture.objects.create(
                 replica=replica, epoch=dying.epoch, reason=dying.reason, text=dying.capture.text
             )
             self._launcher.kill(str(replica.id))
         del self._dying[replica.id]
+        return True
 
     def join(self) -> None:
         """Wait for all of them; for tests that leave nothing behind."""

@@ -86,7 +86,8 @@ class Workers:
         if ours is None and view is not None and view.alive:
             log.warning("controller: ending a worker of epoch %s of %s, now %s", view.epoch, replica, replica.epoch)
             self.launcher.kill(str(replica.id))
-        self.endings.look(replica)
+        if self.endings.look(replica):
+            return  # what was seen of it is not true any more
         seen = self._seen(replica, ours)
         if self._verified(replica, ours):
             return

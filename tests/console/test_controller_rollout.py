@@ -200,6 +200,7 @@ def test_the_stack_of_a_stopped_worker_is_read_too(house: House) -> None:
     assert "fake_worker.py" in StackCapture.objects.get().text
     house.until(lambda: house.replica().epoch == 2)
     house.until_all_ready(1, 1)
+    assert StackCapture.objects.count() == 1, "it is looked into once"
 
 
 @pytest.mark.parametrize("taken", [True, False])
