@@ -185,7 +185,7 @@ class VllmAdapter:
         argv += ["--served-model-name", spec.served_name, "--uds", str(spec.uds)]
         # What it tells of every request, and under which id; never code that comes with a model.
         argv += ["--enable-prompt-tokens-details", "--enable-per-request-metrics", "--enable-request-id-headers"]
-        argv += ["--no-trust-remote-code", "--disable-uvicorn-access-log"]
+        argv += ["--no-trust-remote-code", "--load-format", "safetensors", "--disable-uvicorn-access-log"]
         argv += ["--shutdown-timeout", f"{spec.drain_s:.0f}"]
         if spec.traces is not None:
             argv += ["--otlp-traces-endpoint", spec.traces[0]]

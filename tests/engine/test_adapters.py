@@ -169,9 +169,8 @@ class TestVllm:
         argv = adapter("vllm").command(spec(parameters=given, kv_bytes=1 << 28))
         assert argv[:3] == ["/runtimes/engine/bin/python", "-m", "vllm.entrypoints.openai.api_server"]
         assert after(argv, "--uds") == "/run/w.sock" and "--port" not in argv
-        assert {"--enable-prompt-tokens-details", "--enable-per-request-metrics", "--enable-request-id-headers"} <= set(
-            argv
-        )
+        told = {"--enable-prompt-tokens-details", "--enable-per-request-metrics", "--enable-request-id-headers"}
+        assert told <= set(argv) and after(argv, "--load-format") == "safetensors"
         assert "--no-enable-prefix-caching" in argv and "--enforce-eager" in argv
         assert after(argv, "--kv-cache-memory-bytes") == str(1 << 28)
         assert "--enable-auto-tool-choice" in argv and after(argv, "--tool-strict-level") == "parameter"
