@@ -99,7 +99,7 @@ class Controller:
                     return
                 self._step_alone(replica)
         self._end_strangers(known)
-        self.devices.tell(self.workers.living)
+        self.devices.tell({each: living for each, living in self.workers.living.items() if each in known})
         if self.workers.places.waiting:
             self.devices.soon()
         self._heed_alarms()

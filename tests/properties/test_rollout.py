@@ -210,3 +210,30 @@ def test_fewer_takes_those_that_serve_nobody_first() -> None:
     rows = [Have(1, 1, State.FAILED), Have(2, 1, State.READY), Have(3, 1, State.LOADING), Have(4, 1, State.READY)]
     assert [step.ordinal for step in replicas.plan(2, 1, rows)] == [1, 3]
     assert replicas.plan(2, 1, rows)[0].why == "Its deployment wants 2 instead of 4"
+
+
+def test_a_revision_for_which_there_is_no_room_even_after_one_has_gone_is_given_up() -> None:
+    gone = Have(1, 1, State.STOPPED, wanted=False, in_state_s=rollout.UNPLACED_S + 1)
+    waits = Have(2, 2, State.PENDING, refused=True, in_state_s=rollout.UNPLACED_S + 9)
+    going = Going(Rollout.State.RUNNING, Rollout.Strategy.DIP, 2)
+    found = rollout.turn(going, 1, 2, [gone, waits], {1})
+    assert found is not None
+    assert (found.state, found.target) == (Rollout.State.ROLLING_BACK, 1)
+    assert "r2 found no room at revision 2" in found.reason
+    assert rollout.turn(going, 1, 2, [replace(gone, in_state_s=1), waits], {1}) is None, "its memory may be freed yet"
+    assert rollout.turn(going, 1, 2, [gone, replace(waits, refused=False)], {1}) is None
+    none = rollout.turn(going, 1, 2, [gone, waits], set())
+    assert none is not None
+    assert none.state == Rollout.State.FAILED
+    again = rollout.turn(replace(going, state=Rollout.State.ROLLING_BACK, back_to=2), 1, 2, [gone, waits], {2})
+    assert again is not None
+    assert again.state == Rollout.State.FAILED
+    assert "cannot be served again either" in again.reason
+
+
+def test_a_rollout_of_what_is_stopped_meanwhile_is_none_any_more() -> None:
+    going = Going(Rollout.State.RUNNING, Rollout.Strategy.SURGE, 2)
+    found = rollout.turn(going, 0, 2, [Have(1, 1, State.STOPPED, wanted=False)], {1})
+    assert found is not None
+    assert (found.state, found.reason) == (Rollout.State.SUPERSEDED, "No replica is wanted any more")
+    assert rollout.turn(going, 1, 3, [], {1}).state == Rollout.State.SUPERSEDED  # type: ignore[union-attr]
