@@ -83,6 +83,7 @@ def test_a_worker_that_ends_at_once_fails_with_its_last_line(house: House, monke
 
 def test_a_worker_that_never_gets_ready_is_ended(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reconcile, "LOAD_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(reconcile, "SLOWEST_LOAD", 1 << 60)
     house.behave("loading")
     first = house.until_state(State.FAILED)
     assert house.history()[-1][1].startswith("Not ready within 0 s")
