@@ -171,7 +171,10 @@ class Inventory:
             if one is not None and _shows(device, one, ours, now):
                 changed.append(device)
         fields = ["used_bytes", "utilisation", "temperature", "power_w", "processes", "seen_at", "lost_at"]
-        Device.objects.bulk_update(changed, fields, batch_size=1000)
+        # An upsert of rows that are there, and locked: 0.2 s for a thousand devices, where bulk_update's CASE took seconds.
+        Device.objects.bulk_create(
+            changed, batch_size=1000, update_conflicts=True, update_fields=fields, unique_fields=["id"]
+        )
         Node.objects.filter(id__in={device.node_id for device in changed}).update(seen_at=now)
 
     def _keep_minutes(self, devices: Iterable[Device], seen: Mapping[str, Measured], now: datetime) -> None:
@@ -194,19 +197,23 @@ class Inventory:
         self, devices: Mapping[UUID, Device], lines: Sequence[Reservation], seen: Mapping[str, Measured],
         workers: Mapping[UUID, Living],
     ) -> None:  # fmt: skip
+        changed = []
         for line in lines:
             device = devices[line.device_id]
             one = seen.get(device.uid)
             if one is None:
                 continue
+            before = (line.measured_bytes, line.measured_peak_bytes, line.measured_parts)
             line.measured_bytes = one.held.get(str(line.replica_id), 0)
             line.measured_peak_bytes = max(line.measured_peak_bytes or 0, line.measured_bytes)
             worker = workers.get(line.replica_id)
             if worker is not None:
                 line.measured_parts = {**line.measured_parts, **_told(worker)}
                 self._learn(line, device, worker)
+            if before != (line.measured_bytes, line.measured_peak_bytes, line.measured_parts):
+                changed.append(line)
         fields = ["measured_bytes", "measured_peak_bytes", "measured_parts"]
-        Reservation.objects.bulk_update(lines, fields, batch_size=1000)
+        Reservation.objects.bulk_update(changed, fields, batch_size=1000)
 
     def _learn(self, line: Reservation, device: Device, worker: Living) -> None:
         """Once for each worker, when it is ready and has not worked yet: what it holds beside weights and KV."""
@@ -217,7 +224,7 @@ class Inventory:
         self._taught.add(key)
         overhead = held - worker.weights_bytes - kv_held(line.engine, device.kind, held, worker)
         if overhead > 0:
-            line.measured_parts["overhead"] = overhead
+            line.measured_parts = {**line.measured_parts, "overhead": overhead}
             learn(line.engine, worker.runtime, device.kind, overhead)
 
     def _settle(
