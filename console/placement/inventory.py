@@ -171,7 +171,7 @@ class Inventory:
             if one is not None and _shows(device, one, ours, now):
                 changed.append(device)
         fields = ["used_bytes", "utilisation", "temperature", "power_w", "processes", "seen_at", "lost_at"]
-        # An upsert of rows that are there, and locked: 0.2 s for a thousand devices, where bulk_update's CASE took seconds.
+        # An upsert of rows that are there, and locked: 0.2 s for a thousand, where bulk_update's CASE took seconds.
         Device.objects.bulk_create(
             changed, batch_size=1000, update_conflicts=True, update_fields=fields, unique_fields=["id"]
         )
