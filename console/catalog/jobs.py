@@ -131,8 +131,9 @@ def _convert(name: str, home: Path, say: Say, percent: Callable[[int], None]) ->
     command = [sys.executable, "-m", "console.catalog.convert", origin.path, str(home)]
     env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HF_HUB_OFFLINE": "1"}
     with subprocess.Popen(
-        command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
-    ) as process:
+        command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
+        preexec_fn=runtimes.end_with_us,
+    ) as process:  # fmt: skip
         assert process.stdout is not None and process.stderr is not None
         try:
             for line in process.stdout:
