@@ -10,7 +10,7 @@ from console.fleet.models import Deployment
 from console.fleet.revisions import config_of
 from console.placement import planner, queries
 from console.placement.ledger import Need
-from console.placement.needs import Sizing, need_of, sizing
+from console.placement.needs import Sizing, kind_here, need_of, sizing
 from console.version import version
 from engine import footprint
 from engine.footprint import Advice
@@ -59,8 +59,8 @@ def draft(deployment: Deployment) -> Draft:
     """The plan of an unsaved or changed deployment. Never raises for what a person typed: `error` says it."""
     config = config_of(deployment)
     try:
-        kind = "" if deployment.runtime_id or deployment.engine == Deployment.Engine.EMBEDDED else "gpu"
-        overhead = _learnt(deployment, kind or "cpu")
+        kind = kind_here(deployment.engine, deployment.runtime, deployment.binding)
+        overhead = _learnt(deployment, kind)
         found = sizing(
             deployment.model, config, engine=deployment.engine, runtime=deployment.runtime, kind=kind, overhead=overhead
         )

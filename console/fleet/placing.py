@@ -22,7 +22,7 @@ from console.placement.actions import place, releasing, sentence
 from console.placement.inventory import Alarm, Inventory, Living, Look
 from console.placement.ledger import Need
 from console.placement.models import Device, Reservation
-from console.placement.needs import kind_for, need_of
+from console.placement.needs import kind_for, kind_here, need_of
 from console.placement.planner import Plan
 from engine.footprint import Footprint
 
@@ -116,7 +116,7 @@ class Places:
 def _need(replica: Replica, config: Mapping[str, Any], runtime: Runtime | None, threads: int, borrows: bool) -> Need:
     deployment = replica.deployment
     kinds = kind_for(deployment.engine, runtime)
-    kind = "cpu" if "cpu" in kinds else "gpu"
+    kind = kind_here(deployment.engine, runtime, config.get("binding") or ())
     overhead = queries.learnt_overhead(deployment.engine, runtime.requirement if runtime else "", kind)
     known = {**config, "threads": threads}
     if not deployment.model.layers:  # registered by an older version, which read less of its files

@@ -135,6 +135,7 @@ class EmbeddedAdapter:
         """A worker's whole environment. What it compiles at its first start is kept in `native` below the cache."""
         native = {} if spec.cache is None else {"FANLIGHT_NATIVE_CACHE": str(spec.cache / "native")}
         own = {
+            "CUDA_VISIBLE_DEVICES": ",".join(spec.gpus),  # none: it is placed on the CPU, whatever cards there are
             "OMP_NUM_THREADS": str(spec.threads),
             # One kernel is kept for every shape of a step; the default of 1024 of them grows to hundreds of megabytes.
             "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128",

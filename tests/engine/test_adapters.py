@@ -295,3 +295,9 @@ def test_vllm_sends_its_spans_where_it_is_told_and_nowhere_else() -> None:
     silent = spec(python=Path("/env/bin/python"))
     assert "--otlp-traces-endpoint" not in vllm.command(silent)
     assert not [name for name in vllm.environment(silent) if name.startswith("OTEL")]
+
+
+def test_the_embedded_engine_sees_the_card_it_was_given_and_no_other() -> None:
+    embedded = adapter("embedded")
+    assert embedded.environment(spec(gpus=("GPU-1",)))["CUDA_VISIBLE_DEVICES"] == "GPU-1"
+    assert embedded.environment(spec(gpus=()))["CUDA_VISIBLE_DEVICES"] == ""
