@@ -31,11 +31,13 @@ class _Proof:
 
     failure: str = ""  # why the last one was not given
     check: probe.Verification | None = None  # under way
+    given: int = 0  # tokens asked for and got: requests that nobody sent
 
     def look(self, progress: Progress, where: Where, asleep: bool) -> str | None:
         """Begin or end a check where it is time. Returns why the engine is stuck, or None."""
         if self.check is not None and not self.check.is_alive():
             self.failure = "" if self.check.seconds is not None else self.check.failure
+            self.given += self.check.seconds is not None
             self.check = None
         if progress.stepped or asleep:
             self.failure = ""
@@ -138,7 +140,7 @@ class Heartbeats:
         if pulse.progress is not None and answer.stats:
             stuck = pulse.progress.see(now, answer.stats)
             stuck = stuck or pulse.proof.look(pulse.progress, pulse.where, bool(answer.stats.get("asleep")))
-        stats = {**answer.stats, **busy}
+        stats = {**answer.stats, **busy, **_without(answer.stats, pulse.proof.given)}
         with self._lock:
             pulse.healthy = answer.healthy and stuck is None
             pulse.reason = answer.reason or stuck or ""
@@ -146,6 +148,14 @@ class Heartbeats:
             if stats:
                 pulse.said, pulse.said_at = stats, now
         return stats
+
+
+def _without(stats: dict[str, Any], own: int) -> dict[str, Any]:
+    """What finished, without our own test prompts: they end at their two tokens, and wear nothing out."""
+    finished = stats.get("requests_finished")
+    if not own or not isinstance(finished, dict):
+        return {}
+    return {"requests_finished": finished | {"length": max(0, finished.get("length", 0) - own)}}
 
 
 def _pulse(where: Where) -> _Pulse:

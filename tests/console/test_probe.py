@@ -39,6 +39,8 @@ class FakeVllm:
             'vllm:num_requests_running{engine="0",model_name="smol"} 0.0',
             f'vllm:num_requests_running{{engine="0",model_name="smol"}} {self.running}.0',
         )
+        finished = 'vllm:request_success_total{engine="0",finished_reason="length",model_name="smol"}'
+        text = text.replace(f"{finished} 1.0", f"{finished} {1 + self.prompts}.0")
         return text.replace(
             'vllm:iteration_tokens_total_count{engine="0",model_name="smol"} 4.0',
             f'vllm:iteration_tokens_total_count{{engine="0",model_name="smol"}} {self.steps}.0',
@@ -176,9 +178,12 @@ class TestHeartbeats:
         heard = hearts.heard("r")
         assert heard is not None and heard.reason.startswith("2 running and no step for") and heard.silent_s == 0
 
-    def test_an_idle_engine_proves_itself_by_a_token(self, engine: FakeVllm, uds: str, hearts: Heartbeats) -> None:
+    def test_an_idle_engine_proves_itself_by_a_token_which_counts_for_nobody(
+        self, engine: FakeVllm, uds: str, hearts: Any
+    ) -> None:
         hearts.watch("r", where(uds))
         until(lambda: engine.prompts >= 2)
+        until(lambda: hearts.published[-1]["requests_finished"]["length"] == 1)
         heard = hearts.heard("r")
         assert heard is not None and heard.healthy
 
