@@ -31,6 +31,8 @@ def _source(value: Any) -> str:
         sources.parse(value if isinstance(value, str) else "")
     except SourceError as error:
         raise ValueError(f"cannot be used. {error}".rstrip(".")) from None
+    if not str(value).isprintable():
+        raise ValueError("must hold printable characters only")
     return str(value).strip()
 
 
@@ -145,6 +147,8 @@ def add_runtime(actor: Actor, requirement: str, path: str = "", extra: tuple[str
     for each in extra:
         if not _EXTRA.fullmatch(each):
             raise Refused(f"{each} is no requirement by name and version.", "extra")
+    if len(path) > 500 or not path.isprintable():
+        raise Refused("path must be at most 500 printable characters.", "path")
     home = Path(path) if path else None
     if home is not None and not (home.is_absolute() and (home / "bin" / "python").exists()):
         raise Refused(f"There is no environment at {path}: it has no bin/python.", "path")

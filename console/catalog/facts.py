@@ -51,7 +51,9 @@ def read(inspected: Inspected) -> Facts:
     """Read config and headers; the weights themselves stay on disk. Raises Unreadable."""
     try:
         return read_gguf(inspected.path) if inspected.format == "gguf" else _read_safetensors(inspected)
-    except (UnsupportedModel, KeyError, TypeError, ValueError, OSError, ZeroDivisionError) as error:
+    except (
+        UnsupportedModel, LookupError, TypeError, ValueError, OSError, ArithmeticError, AttributeError, RecursionError,
+    ) as error:  # fmt: skip
         what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         raise Unreadable(f"Its facts cannot be read: {what}.") from error
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 HEADER_BYTES = 100 << 20  # of a safetensors file at most, as its own library has it
+CONFIG_BYTES = 32 << 20  # of a config that is read whole; the largest real ones have a few
 MOST_FILES = 5_000
 _HARMLESS = frozenset(
     ("", ".json", ".jsonl", ".txt", ".md", ".jinja", ".model", ".tiktoken", ".vocab", ".merges", ".yaml", ".yml")
@@ -124,8 +125,8 @@ def read_header(path: Path) -> dict[str, Any]:
     if not isinstance(header, dict):
         raise ValueError("its header is no object")
     try:
-        ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
-    except (KeyError, TypeError, IndexError) as error:
+        ends = [int(tensor["data_offsets"][1]) for name, tensor in header.items() if name != "__metadata__"]
+    except (KeyError, TypeError, IndexError, OverflowError) as error:
         raise ValueError("its header names a tensor without its place") from error
     missing = 8 + length + max(ends, default=0) - path.stat().st_size
     if missing > 0:
@@ -134,9 +135,12 @@ def read_header(path: Path) -> dict[str, Any]:
 
 
 def _look_into(folder: Path, roots: Sequence[Path]) -> list[Found]:
-    found = []
+    found: list[Found] = []
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
+        if not name.isprintable():
+            shown = name.encode("utf-8", "backslashreplace").decode()
+            raise RefusedFiles(f"A file's name holds bytes that are no text: {shown[:200]}.", found)
         if path.is_dir() and not path.is_symlink():
             continue
         found.append(_recognise(path, name, roots))
@@ -173,7 +177,7 @@ def _kind(path: Path, name: Path, start: bytes) -> tuple[str, str]:
     if suffix == ".safetensors":
         try:
             read_header(path)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             return "unknown", f"it is no whole safetensors file: {error}"
         return "safetensors", ""
     if suffix == ".py":
@@ -188,10 +192,12 @@ def _kind(path: Path, name: Path, start: bytes) -> tuple[str, str]:
 def _refuse_remote_code(folder: Path, found: Sequence[Found]) -> None:
     for name in ("config.json", "tokenizer_config.json"):
         try:
+            if (folder / name).stat().st_size > CONFIG_BYTES:
+                raise RefusedFiles(f"{name} has more than {CONFIG_BYTES >> 20} MB.", found)
             config = json.loads((folder / name).read_text("utf-8"))
         except FileNotFoundError:
             continue
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise RefusedFiles(f"{name} cannot be read: {error}", found) from error
         if isinstance(config, dict) and config.get("auto_map"):
             raise RefusedFiles(f"{name} asks for code of its own (auto_map), which is never run.", found)

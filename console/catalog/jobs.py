@@ -62,15 +62,19 @@ def fetch_model(model: Model, say: Say) -> None:
     try:
         path, source = _fetch(model, say)
         values = _read(model, path)
-    except (RefusedFiles, facts.Unreadable) as refusal:
-        _set(model, Model.State.REFUSED, str(refusal))
-        record(SYSTEM, "model.refused", model, reason=str(refusal))
-        say(f"{model.name}: refused. {refusal}")
-    except (SourceError, OSError) as error:
-        _set(model, Model.State.FAILED, str(error))
-        say(f"{model.name}: {error}")
-    else:
         _set(model, Model.State.READY, "Fetched, checked and read", progress=100, source=source, **values)
+    except (RefusedFiles, facts.Unreadable) as refusal:
+        why = storable(refusal)
+        _set(model, Model.State.REFUSED, why)
+        record(SYSTEM, "model.refused", model, reason=why)
+        say(f"{model.name}: refused. {why}")
+    except Exception as error:  # whatever its files hold: one model must not keep all that wait behind it
+        if not isinstance(error, SourceError | OSError):
+            log.exception("catalog: %s could not be fetched", model.name)
+        why = storable(error)
+        _set(model, Model.State.FAILED, why)
+        say(f"{model.name}: {why}")
+    else:
         record(SYSTEM, "model.ready", model, source=source, sha256=values["sha256"])
         say(f"{model.name} is ready")
 
@@ -90,7 +94,7 @@ def install_runtime(runtime: Runtime, say: Say) -> None:
         if version != wanted.version:
             raise runtimes.CannotInstall(f"The environment holds {wanted.name} {version or 'not at all'}.")
         values = {"checksum": runtimes.checksum(home), "disk_bytes": runtimes.size(home), "ready_at": timezone.now()}
-    except (runtimes.CannotInstall, OSError) as error:
+    except (runtimes.CannotInstall, OSError, LookupError, ValueError, TypeError, RecursionError) as error:
         if not taken:
             shutil.rmtree(home, ignore_errors=True)
         _set(runtime, Runtime.State.FAILED, str(error))
@@ -197,6 +201,12 @@ def _take_up() -> None:
     Model.objects.filter(state=Model.State.FETCHING).update(state=Model.State.REGISTERED, reason="Taken up again")
     busy = (Runtime.State.INSTALLING, Runtime.State.PROBING)
     Runtime.objects.filter(state__in=busy).update(state=Runtime.State.PENDING, reason="Taken up again")
+
+
+def storable(error: Exception) -> str:
+    """What an error says, as a column can hold it: names of files may hold bytes that are no text."""
+    said = str(error).replace("\0", "") or type(error).__name__
+    return said.encode("utf-8", "backslashreplace").decode()[:2000]
 
 
 @transaction.atomic

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
 
 from django.db import transaction
@@ -32,7 +33,16 @@ _ARGUMENT = re.compile(r"--?[A-Za-z0-9][A-Za-z0-9._-]*(=\S+)?")
 # However it is spelt: it would let code that comes with a model run, or let anybody else at the worker.
 _NEVER = re.compile(
     r"trust[-_]remote|host|port|uds|api[-_]key|allow|ssl|root[-_]path|middleware|plugin|otlp|load[-_]format"
+    r"|module[-_]path|module[-_]dirs|[-_]cls"
 )
+_NEVER_INSIDE = re.compile(r"trust[-_]remote|module[-_]path")  # of a value, such as JSON in a word of its own
+# Engines take the beginning of an option for the whole of it: --tru is --trust-remote-code. --config reads others from
+# a file, and --model names other weights than those that were looked at.
+_NEVER_BEGUN = (
+    "trust-remote-code", "host", "port", "uds", "api-key", "allow-", "ssl-", "root-path", "middleware", "load-format",
+    "otlp-traces-endpoint", "config", "model", "model-path", "custom-module-dirs", "tool-parser-plugin",
+    "reasoning-parser-plugin", "worker-cls", "worker-extension-cls", "scheduler-cls",
+)  # fmt: skip
 
 
 def _mapping(value: Any) -> dict[str, Any]:
@@ -44,8 +54,8 @@ def _mapping(value: Any) -> dict[str, Any]:
 def _words(value: Any) -> list[str]:
     """A list of words; a form gives one text with blanks or commas between them."""
     words = re.split(r"[\s,]+", value.strip()) if isinstance(value, str) else value
-    if not isinstance(words, list | tuple) or not all(isinstance(each, str) for each in words):
-        raise ValueError("must be a list of words")
+    if not isinstance(words, list | tuple) or not all(isinstance(each, str) and each.isprintable() for each in words):
+        raise ValueError("must be a list of words of printable characters")
     return [each for each in words if each]
 
 
@@ -53,7 +63,7 @@ def _schedules(value: Any) -> list[dict[str, Any]]:
     """A list of schedules as JSON has them; a form gives it as text."""
     try:
         found = json.loads(value) if isinstance(value, str) and value.strip() else value or []
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ValueError("must be a JSON list") from None
     schedules_of(found)
     return list(found)
@@ -115,7 +125,8 @@ def create_deployment(actor: Actor, name: str, values: Mapping[str, Any]) -> Dep
     _check_whole(deployment)
     deployment.save()
     first_revision(deployment, actor.label)
-    record(actor, "deployment.create", deployment, model=model.name, engine=deployment.engine, **_told(given))
+    kept = {name: _json(getattr(deployment, name)) for name in given}  # as checked: JSON can hold it
+    record(actor, "deployment.create", deployment, model=model.name, engine=deployment.engine, **kept)
     if route:
         _lead(actor, deployment, route)
     return deployment
@@ -295,6 +306,8 @@ def parameters_of(engine: Adapter, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def told_number(value: Any) -> Any:
     """JSON's numbers with decimals come exact; engines take floats."""
+    if isinstance(value, Decimal) and abs(value.adjusted()) > 30:
+        return None  # no parameter is of that size, and writing it out would take its zeros
     plain = told(value)
     return float(plain) if isinstance(plain, str) and not isinstance(value, str) else plain
 
@@ -313,11 +326,19 @@ def _arguments(actor: Actor, deployment: Deployment, words: list[str]) -> list[s
     if actor.user is not None and not actor.user.has_perm("fleet.free_arguments"):
         raise NotAllowed("Free-form arguments need the permission fleet.free_arguments.")
     for word in words:
-        if word.startswith("-") and (not _ARGUMENT.fullmatch(word) or _NEVER.search(word.lower())):
+        option = word.startswith("-")
+        if (option and (not _ARGUMENT.fullmatch(word) or _forbidden(word))) or _NEVER_INSIDE.search(word.lower()):
             raise Refused(f"{word[:80]} cannot be passed to an engine.", "arguments")
         if len(word) > 400 or not word.isprintable():
             raise Refused("Each of arguments must be at most 400 printable characters.", "arguments")
     return words
+
+
+def _forbidden(word: str) -> bool:
+    """Whether an option is one of those that never pass, in full or as the beginning that engines take for it."""
+    option = word.lower().partition("=")[0].lstrip("-").replace("_", "-")
+    begins = word.startswith("--") and any(known.startswith(option) for known in _NEVER_BEGUN)
+    return begins or _NEVER.search(word.lower()) is not None
 
 
 def _binding(uids: list[str]) -> list[str]:
@@ -371,10 +392,6 @@ def _owned(deployment: Deployment) -> None:
 
 def _columns(found: Mapping[str, Any]) -> list[str]:
     return ["runtime_id" if name == "runtime" else name for name in found]
-
-
-def _told(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _json(value) for name, value in given.items()}
 
 
 def _json(value: Any) -> Any:

@@ -57,7 +57,7 @@ def schedule_of(value: Any) -> Schedule:
     if not isinstance(value, Mapping) or set(value) != _KEYS:
         raise ValueError(f"must have exactly {', '.join(sorted(_KEYS))}")
     days = value["days"]
-    if not isinstance(days, list) or not days or not all(day in DAYS for day in days):
+    if not isinstance(days, list) or not 0 < len(days) <= len(DAYS) or not all(day in DAYS for day in days):
         raise ValueError(f"needs days out of {', '.join(DAYS)}")
     least, most = value["min"], value["max"]
     if not (_is_count(least) and _is_count(most) and least <= most):

@@ -107,6 +107,8 @@ def cordon(actor: Actor, device: Device, cordoned: bool = True) -> Device:
 
 def device_named(name: str) -> Device:
     """A device by its uid, or by node and index ("gpu-a/3", "gpu-a/cpu"). Raises Refused."""
+    if len(name) > 300 or not name.isprintable():
+        raise Refused("A device is named by at most 300 printable characters.", "device")
     found = Device.objects.select_related("node").filter(uid=name).first()
     node, slash, index = name.rpartition("/")
     if found is None and slash:

@@ -23,7 +23,7 @@ CLASSES = ("high", "normal", "low")
 
 def _names(value: Any) -> tuple[str, ...]:
     names = value.split(",") if isinstance(value, str) else value
-    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) and name.isprintable() for name in names):
         raise ValueError("must be a list of uids of devices")
     return tuple(name.strip() for name in names if name.strip())
 

@@ -109,7 +109,7 @@ class _Handler(BaseHTTPRequestHandler):
         length = self.headers.get("content-length", "")
         if self.path != PATH:
             return 404
-        if not length.isdigit() or int(length) > MAX_BODY:
+        if not (length.isascii() and length.isdigit()) or len(length) > 9 or int(length) > MAX_BODY:
             return 413
         try:
             self.server.take(self._body(int(length)))

@@ -220,6 +220,8 @@ def checked_variables(adapter: Adapter, environment: Mapping[str, object]) -> di
         if name not in adapter.variables:
             known = ", ".join(adapter.variables) or "none"
             raise AdapterError(f"{name} is not a variable that {adapter.title} may be given; those are: {known}.")
+        if isinstance(value, list | tuple | Mapping):
+            raise AdapterError(f"The value of {name} must be text or a number.")
         text = str(value)
         if not text.isprintable() or len(text) > 200:
             raise AdapterError(f"The value of {name} must be at most 200 printable characters.")

@@ -24,9 +24,9 @@ def kib(size: int) -> str:
 
 
 @register.filter
-def plain(value: float | None) -> str:
-    """A number as machines read it, whatever the language."""
-    return "" if value is None else f"{value:.10g}"
+def plain(value: float | str | None) -> str:
+    """A number as machines read it, whatever the language; a variable that is not there is the empty text."""
+    return "" if value is None or isinstance(value, str) else f"{value:.10g}"
 
 
 @register.filter
