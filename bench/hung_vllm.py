@@ -1,0 +1,127 @@
+"""A vLLM that hangs: `python bench/hung_vllm.py [--json]`. About six minutes: it starts three times.
+
+Beside the embedded engine behind one route, under load. First its engine core is stopped (SIGSTOP): its server goes on
+answering /health with 200, runs something and makes no step. Then its server is stopped: it answers nothing. The bars:
+out of rotation within R24's N and a heartbeat, and within 10 s; stacks captured before it is killed; no request that had
+no byte fails; ready again within a cold start, as the first start took, and 30 s. Needs vLLM in .cache/runtimes
+(bench/rivals.sh vllm). Exit code 1: a rule does not hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import psutil
+
+from bench.fleet import Load, ask
+from bench.rules import tell
+from bench.stack import MODEL, Stack, StackError, eventually
+from bench.two_engines import ENVIRONMENT, RUNTIME, START_S
+
+NAME = "on-vllm"
+STEPLESS_S = 10.0  # R24's N, where a step takes less than two seconds
+SILENT_S = 10.0
+HEARTBEAT_S = 2.0
+REPLACED_S = 30.0  # beyond a cold start
+OUT = ("hung", "failed", "starting", "loading", "verifying")
+
+
+def replica(stack: Stack) -> dict[str, Any]:
+    facts = json.loads(stack.manage("deployment", "show", NAME, "--json"))
+    return dict(facts["replicas"][0])
+
+
+def in_state(stack: Stack, *states: str, timeout_s: float) -> float:
+    """Seconds until its only replica is in one of the states."""
+    began = time.monotonic()
+    eventually(lambda: replica(stack)["state"] in states, timeout_s, StackError, pause_s=0.2)
+    return time.monotonic() - began
+
+
+def deploy(stack: Stack) -> float:
+    """vLLM behind the route that there is. Returns the seconds of its first start."""
+    stack.manage("runtime", "add", RUNTIME, "--path", str(ENVIRONMENT), timeout=600)
+    stack.manage("model", "convert", "SmolLM2-135M-Instruct", timeout=600)
+    small = ("--parameter", "max_num_seqs=4", "--parameter", "max_model_len=2048", "--parameter", "enforce_eager=true")
+    model = ("--model", "SmolLM2-135M-Instruct-hf", "--engine", "vllm", "--runtime", "latest")
+    stack.manage("deployment", "create", NAME, *model, *small, "--route", MODEL)
+    stack.manage("route", "set", MODEL, "--sticky", "no")
+    return in_state(stack, "ready", timeout_s=START_S)
+
+
+def hang(stack: Stack, key: str, core: bool, cold_s: float) -> dict[str, Any]:
+    """Stop one of its processes under load, and see what becomes of it."""
+    worker = psutil.Process(replica(stack)["pid"])
+    victims = [each for each in worker.children(recursive=True) if core] if core else [worker]
+    load = Load(stack.port, key)
+    load.start()
+    eventually(lambda: len(load.asked) > 20, 120)
+    for victim in victims:
+        os.kill(victim.pid, signal.SIGSTOP)
+    out_s = in_state(stack, *OUT, timeout_s=60)
+    back_s = in_state(stack, "ready", timeout_s=START_S)
+    asked = load.stop()
+    moves = [json.loads(line) for line in stack.manage("transitions", "--json", "--limit", "60").splitlines()]
+    hung = next((move for move in moves if move["new"] == "hung" and NAME in move["subject"]), {})
+    return {
+        "out_of_rotation_s": round(out_s, 1),
+        "ready_again_s": round(out_s + back_s, 1),
+        "reason": hung.get("reason", ""),
+        "requests": len(asked),
+        "lost_without_a_byte": sum(each.lost_without_a_byte for each in asked),
+        "cut": sum(not each.ok and each.bytes > 0 for each in asked),
+        "in_time": out_s <= (STEPLESS_S if core else SILENT_S) + HEARTBEAT_S * core,
+        "replaced_in_time": out_s + back_s <= cold_s + REPLACED_S + (STEPLESS_S if core else SILENT_S),
+    }
+
+
+def stacks(stack: Stack) -> list[str]:
+    """What was captured, newest first."""
+    script = (
+        "from console.fleet.models import StackCapture as S; import json;"
+        "print(json.dumps([s.text for s in S.objects.all()]))"
+    )
+    return list(json.loads(stack.manage("shell", "--no-imports", "-c", script).splitlines()[-1]))
+
+
+def run() -> dict[str, Any]:
+    stack = Stack()
+    try:
+        stack.up()
+        stack.wait_ready(120)
+        cold_s = deploy(stack)
+        key = stack.key()
+        for number in range(4):
+            assert ask(stack.port, key, f"warm up {number}").ok
+        core, server = hang(stack, key, True, cold_s), hang(stack, key, False, cold_s)
+        captured = stacks(stack)
+    finally:
+        stack.close()
+    cases = {"core_stopped": core, "server_stopped": server}
+    rules = {f"{name}: {rule}": case[rule] for name, case in cases.items() for rule in ("in_time", "replaced_in_time")}
+    rules |= {f"{name}: nothing lost without a byte": case["lost_without_a_byte"] == 0 for name, case in cases.items()}
+    rules["stacks of both were captured"] = len(captured) >= 2 and all(captured[:2])
+    return {"cold_start_s": round(cold_s, 1), **cases, "stack": captured[-1][:400] if captured else "", "rules": rules}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    options = parser.parse_args()
+    if not (ENVIRONMENT / "bin" / "python").exists():
+        print("NOT RUN: needs vLLM in .cache/runtimes (bench/rivals.sh vllm).", file=sys.stderr)
+        return 1
+    return tell(run(), as_json=options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
