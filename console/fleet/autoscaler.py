@@ -168,7 +168,11 @@ def _last_one(policy: Policy, now: float, fleet: Fleet, down: _Window, warning: 
     if not down.silent:
         reason = f"Requests came within the last {_time(down.seconds)}: the last replica stays"
         return Verdict(Kind.HOLD, "asked", reason, fleet.desired, warning)
-    verdict = _move(-1, f"Nobody asked for {_time(down.seconds)}", _always_against(policy, now, fleet), fleet, warning)
+    against = [("loading", _loading(fleet))] if fleet.loading else []
+    against += _always_against(policy, now, fleet)
+    if fleet.changed_at is not None and 0 <= now - fleet.changed_at < policy.down_after_s:
+        against.append(("asked", f"it was started or scaled only {_time(now - fleet.changed_at)} ago"))
+    verdict = _move(-1, f"Nobody asked for {_time(down.seconds)}", against, fleet, warning)
     return verdict if verdict.kind == Kind.HOLD else Verdict(Kind.SLEEP, "idle", verdict.reason, 0, warning)
 
 

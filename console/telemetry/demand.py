@@ -12,7 +12,8 @@ from django.db import connection
 
 from console.telemetry.queries import CAP
 
-_GAVE_UP = ("queue_timeout", "queue_full")  # of requests that waited, or would have, and reached no deployment
+# Of requests that reached no deployment though they wanted one: they waited, or would have, or it was only starting.
+_GAVE_UP = ("queue_timeout", "queue_full", "model_starting", "no_ready_replica")
 SHARE = 0.95
 _SQL = f"""
 WITH newest AS (

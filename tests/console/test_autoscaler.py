@@ -109,6 +109,10 @@ def test_the_last_replica_goes_when_nobody_asked_and_only_where_the_minimum_is_n
     assert decide(to_zero, NOW, used, fleet(1)).code == "asked"
     assert decide(to_zero, NOW, silent[4:], fleet(1)).kind == Kind.HOLD, "26 minutes are not 30"
     assert decide(to_zero, NOW, silent, fleet(1, changed_at=NOW - 60)).code == "cool_down"
+    assert decide(to_zero, NOW, silent, fleet(1, loading=1, ready=0)).code == "loading", "just woken"
+    woken_lately = decide(to_zero, NOW, silent, fleet(1, changed_at=NOW - 1000))
+    assert (woken_lately.kind, woken_lately.code) == (Kind.HOLD, "asked"), "the silence before it was woken is over"
+    assert decide(to_zero, NOW, silent, fleet(1, changed_at=NOW - 1801)).kind == Kind.SLEEP
     assert decide(POLICY, NOW, silent, fleet(1)).after == 1
     assert decide(to_zero, NOW, [], fleet(0)).code == "stopped"
 

@@ -27,7 +27,8 @@ POLICIES = st.builds(
 @given(
     policy=POLICIES,
     now=st.floats(1_700_000_000, 1_900_000_000),
-    values=st.lists(st.tuples(VALUES, st.sampled_from([0.0, 2.0])), max_size=40),
+    values=st.lists(st.tuples(VALUES, st.sampled_from([0.0, 2.0])), max_size=40)
+    | st.lists(st.tuples(st.floats(0, 0.1), st.just(0.0)), min_size=30, max_size=40),
     fleet=st.builds(
         Fleet, st.integers(0, 9), st.integers(0, 9), st.integers(0, 2), st.integers(0, 2), st.booleans(),
         st.none() | st.floats(1_700_000_000, 1_900_000_000),
