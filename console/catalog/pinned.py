@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import shutil
 import socket
 import ssl
 from collections.abc import Callable, Iterator
@@ -54,6 +55,8 @@ def download(url: str, allow: egress.Allow, target: Path, seen: Callable[[int], 
     partial = target.with_name(target.name + ".partial")
     with _get(url, allow) as response, partial.open("wb") as file:
         expected = response.length
+        if expected is not None and expected * 1.1 > shutil.disk_usage(target.parent).free:
+            raise Unreachable(f"{url} has {expected / 1e6:,.0f} MB, and there is less room than that")
         while part := response.read(1 << 20):
             file.write(part)
             seen(len(part))

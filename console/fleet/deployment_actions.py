@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
-from django.db import transaction
+from django.db import IntegrityError, transaction
 
 from console.audit.actions import Actor, change, record
 from console.base.fields import Check, checked, choice, flag, number, optional, text, told, whole
@@ -123,7 +123,10 @@ def create_deployment(actor: Actor, name: str, values: Mapping[str, Any]) -> Dep
     if "min_replicas" not in given and deployment.autoscale:
         deployment.min_replicas = min(1, deployment.desired_replicas)
     _check_whole(deployment)
-    deployment.save()
+    try:
+        deployment.save()
+    except IntegrityError:  # somebody else was a moment earlier
+        raise Refused(f"There is a deployment named {name} already.", "name") from None
     first_revision(deployment, actor.label)
     kept = {name: _json(getattr(deployment, name)) for name in given}  # as checked: JSON can hold it
     record(actor, "deployment.create", deployment, model=model.name, engine=deployment.engine, **kept)

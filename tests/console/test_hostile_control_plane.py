@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import Permission
+from django.db.models import QuerySet
 
 from console.audit.actions import COMMAND_LINE
-from console.catalog import jobs
+from console.base import egress
+from console.catalog import hub, jobs, pinned
 from console.catalog.models import Model
+from console.catalog.sources import SourceError
 from console.errors import Refused
 from console.fleet.deployment_actions import create_deployment
 from console.placement.actions import device_named
@@ -177,3 +180,43 @@ def test_pages_for_a_model_that_is_not_there(world: World, page: str) -> None:
     for name in ("nobody", "Tiny\0", "<b>"):
         answer = signed_in(world.admin).get(page, {"model": name})
         assert answer.status_code == 200 and "<b>" not in answer.content.decode()
+
+
+def test_who_is_a_moment_later_is_told_so(world: World, tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path, body in (("deployments", TINY), ("models", {"name": "other", "source": "file:/x"})):
+        assert send(world.admin, path, body)[0] == 200
+        with monkeypatch.context() as patched:
+            patched.setattr(QuerySet, "exists", lambda _self: False)  # as both saw it
+            status, answer = send(world.admin, path, body)
+        assert (status, answer["error"]["field"]) == (422, "name")
+
+
+def test_a_conversion_that_says_much_still_ends(tiny: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loud = tmp_path / "python"
+    loud.write_text("#!/bin/sh\nhead -c 300000 /dev/zero | tr '\\0' x >&2\necho >&2\necho no such model >&2\nexit 2\n")
+    loud.chmod(0o755)
+    monkeypatch.setattr("console.catalog.jobs.sys.executable", str(loud))
+    made = Model.objects.create(name="made", source="convert:Tiny")
+    jobs.work(lambda _line: None)
+    made.refresh_from_db()
+    assert (made.state, made.reason) == (Model.State.FAILED, "Tiny could not be converted: no such model")
+
+
+def test_a_conversion_without_end_is_ended(tiny: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = tmp_path / "python"
+    slow.write_text("#!/bin/sh\nexec sleep 60\n")
+    slow.chmod(0o755)
+    monkeypatch.setattr("console.catalog.jobs.sys.executable", str(slow))
+    monkeypatch.setattr(jobs, "CONVERT_TIMEOUT_S", 0.2)
+    made = Model.objects.create(name="made", source="convert:Tiny")
+    jobs.work(lambda _line: None)
+    made.refresh_from_db()
+    assert made.state == Model.State.FAILED
+
+
+def test_a_mirror_lists_no_more_files_than_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = [{"rfilename": "a.safetensors"}, *({"rfilename": f"{n}.json"} for n in range(6000))]
+    monkeypatch.setattr(pinned, "get_json", lambda *_: {"sha": "a" * 40, "siblings": listed})
+    mirror = hub.Hub(tmp_path, "https://mirror.example", egress.Allow())
+    with pytest.raises(SourceError, match="at most 5,000"):
+        hub.fetch(mirror, "a/b", "main", tmp_path / "x", lambda _: None, lambda _: None)
