@@ -6,6 +6,7 @@ Times are the wall clock's of the engine's machine.
 
 from __future__ import annotations
 
+import math
 import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ REQUEST_ID = "gen_ai.request.id"
 MAX_ATTRIBUTES = 40
 MAX_TEXT = 200
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
+_YEAR_10000 = "e677d21f"  # as ids begin that are of it: no calendar here goes so far
 _LATENCY = "gen_ai.latency."
 # vLLM's attributes in the order in which they happen: how long, in seconds
 _PARTS = (
@@ -64,12 +66,16 @@ def read(body: bytes) -> Iterator[Told]:
             for span in scope.spans:
                 attributes = _attributes(span.attributes)
                 found = _UUID.search(str(attributes.get(REQUEST_ID, "")))
-                if found is not None and 0 < span.start_time_unix_nano <= span.end_time_unix_nano < 1 << 63:
+                if (
+                    found is not None
+                    and found[0] < _YEAR_10000
+                    and 0 < span.start_time_unix_nano <= span.end_time_unix_nano < 1 << 63
+                ):
                     yield Told(
                         request_id=uuid.UUID(found[0]),
                         span_id=span.span_id.hex()[:16],
                         parent_id=span.parent_span_id.hex()[:16],
-                        name=span.name[:80],
+                        name=span.name.replace("\0", "")[:80],
                         service=str(service)[:80],
                         begun_ns=span.start_time_unix_nano,
                         ended_ns=span.end_time_unix_nano,
@@ -84,7 +90,11 @@ def _attributes(values: Iterable[Any]) -> dict[str, Any]:
         kind = each.value.WhichOneof("value")
         if kind in ("string_value", "int_value", "double_value", "bool_value"):
             value = getattr(each.value, kind)
-            found[each.key[:80]] = value.replace("\0", "")[:MAX_TEXT] if isinstance(value, str) else value
+            if isinstance(value, float) and not math.isfinite(value):
+                continue  # JSON has no word for it, and one span must not cost the others of its export
+            found[each.key.replace("\0", "")[:80]] = (
+                value.replace("\0", "")[:MAX_TEXT] if isinstance(value, str) else value
+            )
     return found
 
 

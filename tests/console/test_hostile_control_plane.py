@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import struct
+import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,8 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import Permission
 from django.db.models import QuerySet
+from django.utils import timezone
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from console.audit.actions import COMMAND_LINE
 from console.base import egress
@@ -21,6 +25,8 @@ from console.catalog.sources import SourceError
 from console.errors import Refused
 from console.fleet.deployment_actions import create_deployment
 from console.placement.actions import device_named
+from console.telemetry import engine_spans, partitions
+from console.telemetry.models import EngineSpan
 from tests.console.test_api import send
 from tests.console.test_catalog import CONFIG, model_folder
 from tests.console.test_catalog import root as root
@@ -220,3 +226,32 @@ def test_a_mirror_lists_no_more_files_than_are_taken(tmp_path: Path, monkeypatch
     mirror = hub.Hub(tmp_path, "https://mirror.example", egress.Allow())
     with pytest.raises(SourceError, match="at most 5,000"):
         hub.fetch(mirror, "a/b", "main", tmp_path / "x", lambda _: None, lambda _: None)
+
+
+def _request_id(at_ms: int) -> str:
+    return str(uuid.UUID(int=(at_ms << 80) | (7 << 76) | (2 << 62) | 1))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "name", "request_ms"),
+    [
+        ("a\0", 1.0, "odd", 0),
+        ("a", float("nan"), "odd", 0),
+        ("a", float("-inf"), "odd", 0),
+        ("a", 1.0, "odd\0", 0),
+        ("a", 1.0, "odd", (1 << 48) - 1),
+        ("a", 1.0, "odd", 253_402_300_800_000),
+    ],
+)
+def test_an_odd_span_costs_no_other_of_its_export(key: str, value: float, name: str, request_ms: int) -> None:
+    partitions.ensure_for(timezone.now().date())
+    now = time.time_ns()
+    export = ExportTraceServiceRequest()
+    scope = export.resource_spans.add().scope_spans.add()
+    for span_id, at_ms in (("good", now // 10**6), ("odd", request_ms or now // 10**6)):
+        span = scope.spans.add(name="good", span_id=span_id.encode(), start_time_unix_nano=now, end_time_unix_nano=now)
+        span.attributes.add(key=engine_spans.REQUEST_ID).value.string_value = _request_id(at_ms)
+    scope.spans[1].name = name
+    scope.spans[1].attributes.add(key=key).value.double_value = value
+    engine_spans.keep(list(engine_spans.read(export.SerializeToString())), timezone.now())
+    assert EngineSpan.objects.filter(name="good").count() == 1
