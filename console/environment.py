@@ -183,8 +183,8 @@ SETTINGS: tuple[Setting, ...] = (
         "DEVICES",
         "sources joined with +",
         "auto",
-        "Where replicas may run: auto (the CPU, and NVIDIA cards where a driver answers), cpu, nvml, or simulated cards "
-        "such as sim:8xA100-80G,4xL40S-48G, a node for each group, whose workers run on the CPU.",
+        "Where replicas may run: auto (the CPU, and NVIDIA cards where a driver answers), cpu, nvml, or simulated "
+        "cards such as sim:8xA100-80G,4xL40S-48G, a node for each group, whose workers run on the CPU.",
         check_devices,
     ),
     Setting(
