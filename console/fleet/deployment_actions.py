@@ -28,6 +28,8 @@ from engine.adapters.base import Adapter, AdapterError, Parameter, checked_varia
 from serving.port import PRIORITIES
 
 MAX_REPLICAS = 1000
+NOT_STARTED = frozenset((Deployment.Engine.SGLANG, Deployment.Engine.TRTLLM))
+"""Engines whose command lines are known and whose workers nobody keeps from strangers yet."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 _ARGUMENT = re.compile(r"--?[A-Za-z0-9][A-Za-z0-9._-]*(=\S+)?")
 # However it is spelt: it would let code that comes with a model run, or let anybody else at the worker.
@@ -203,10 +205,11 @@ def roll_back(actor: Actor, deployment: Deployment, number: Any) -> Deployment:
     _admins_only(actor)
     _owned(deployment)
     wanted = checked({"revision": whole(1, 1_000_000)}, {"revision": number})["revision"]
-    try:
-        revision = back_to(deployment, wanted, actor.label)
-    except Revision.DoesNotExist:
-        raise Refused(f"{deployment} has no revision {wanted}.", "revision") from None
+    earlier = Revision.objects.filter(deployment=deployment, number=wanted).first()
+    if earlier is None:
+        raise Refused(f"{deployment} has no revision {wanted}.", "revision")
+    _arguments(actor, deployment, list(earlier.config.get("arguments") or []))  # by today's rules, and permission
+    revision = back_to(deployment, wanted, actor.label)
     record(actor, "deployment.roll_back", deployment, None, to=wanted, revision=revision.number)
     return deployment
 
@@ -260,12 +263,23 @@ def _assign(actor: Actor, deployment: Deployment, found: Mapping[str, Any]) -> N
                 setattr(deployment, name, value)
 
 
+def _check_startable(deployment: Deployment, engine: Adapter) -> None:
+    """Whether this engine can be started for it at all."""
+    if deployment.engine in NOT_STARTED:
+        raise Refused(
+            f"{engine.title} is not started from here yet: its worker would listen on a port without a key. Run it "
+            "yourself behind one, and add it as an external endpoint.",
+            "engine",
+        )
+    if deployment.engine != Deployment.Engine.EMBEDDED and deployment.runtime is None:
+        raise Refused(f"{engine.title} needs a runtime: install one with `manage.py runtime add`.", "runtime")
+
+
 def _check_whole(deployment: Deployment) -> None:
     """What only holds or fails together."""
     engine = engine_of(deployment)
     able = engine.capabilities
-    if deployment.engine != Deployment.Engine.EMBEDDED and deployment.runtime is None:
-        raise Refused(f"{engine.title} needs a runtime: install one with `manage.py runtime add`.", "runtime")
+    _check_startable(deployment, engine)
     if deployment.model.state != Model.State.READY:
         raise Refused(f"{deployment.model} is not ready: {deployment.model.reason or deployment.model.state}.", "model")
     if deployment.model.format not in able.formats:

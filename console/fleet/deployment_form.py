@@ -10,7 +10,7 @@ from django.http import QueryDict
 from django.utils.translation import gettext as _
 
 from console.catalog.models import Model, Runtime
-from console.fleet.deployment_actions import CHECKS, engine_of
+from console.fleet.deployment_actions import CHECKS, NOT_STARTED, engine_of
 from console.fleet.models import Deployment
 from engine.adapters import ADAPTERS
 from engine.adapters.base import Adapter, Parameter
@@ -72,6 +72,8 @@ def engines(model: Model | None, chosen: str) -> list[EngineRow]:
 
 
 def _objection(word: str, engine: Adapter, model: Model | None, ready: Mapping[str, list[Runtime]]) -> str:
+    if word in NOT_STARTED:
+        return _("not started from here yet; run it yourself and add it as an external endpoint")
     if model is not None and model.format and model.format not in engine.capabilities.formats:
         formats = ", ".join(sorted(engine.capabilities.formats))
         return _("reads %(formats)s, not %(format)s") % {"formats": formats, "format": model.format}

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from django.db import transaction
+from django.db import IntegrityError, transaction
 
 from console.audit.actions import Actor, change, record
 from console.base.fields import Check, checked, choice, flag, number, optional, whole
@@ -56,7 +56,10 @@ def create_route(actor: Actor, name: str, values: Mapping[str, Any] | None = Non
     if Route.objects.filter(name=name).exists():
         raise Refused(f"There is a route named {name} already.", "name")
     found = checked(ROUTE_CHECKS, values or {})
-    route = Route.objects.create(name=name, **found)
+    try:
+        route = Route.objects.create(name=name, **found)
+    except IntegrityError:  # somebody else was a moment earlier
+        raise Refused(f"There is a route named {name} already.", "name") from None
     record(actor, "route.create", route, None, **found)
     return route
 

@@ -242,3 +242,19 @@ def test_the_command_does_the_same(model: Model) -> None:
         run("remove", "tiny")
     with pytest.raises(CommandError, match="NAME=VALUE"):
         run("set", "tiny", "--parameter", "x")
+
+
+@pytest.mark.parametrize("engine", ["sglang", "trtllm"])
+def test_what_would_listen_without_a_key_is_not_started(model: Model, engine: str) -> None:
+    Runtime.objects.create(requirement=f"{engine}==1", engine=engine, version="1", state="ready")
+    with refused("engine", "not started from here yet"):
+        create_deployment(COMMAND_LINE, "x", {"model": "Tiny", "engine": engine, "runtime": "1"})
+
+
+def test_going_back_brings_no_free_arguments_to_who_may_not_give_them(deployment: Deployment) -> None:
+    set_deployment(COMMAND_LINE, deployment, {"arguments": ["--seed=1"]})
+    set_deployment(COMMAND_LINE, deployment, {"arguments": []})
+    admin = User.objects.create_user("ada", password="x", is_staff=True)
+    with pytest.raises(NotAllowed, match="free_arguments"):
+        roll_back(Actor(admin), deployment, 2)
+    roll_back(Actor(admin), deployment, 1)
