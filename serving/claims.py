@@ -17,7 +17,7 @@ TEMPLATE_TOKENS = 512  # what a chat template may add of its own to a prompt, su
 UNKNOWN_OUTPUT = 4096  # tokens reserved for an answer of a model whose context length is not known
 
 
-def claim(request: Request, pool: str, ranking: Ranking, body: bytes) -> Claim:
+def claim(request: Request, pool: str, ranking: Ranking | None, body: bytes) -> Claim:
     """Limits, queue and slot for one request, with upper bounds: what is admitted can only turn out cheaper."""
     assert request.route is not None and request.ask is not None
     principal, route = request.principal, request.route
@@ -31,8 +31,8 @@ def claim(request: Request, pool: str, ranking: Ranking, body: bytes) -> Claim:
         output_tokens=completion,
         cost=cost(Billed(prompt=prompt, completion=completion), request.price),
         pool=pool,
-        candidates=offered(ranking),
-        least=ranking.least,
+        candidates=offered(ranking) if ranking else (),
+        least=ranking is not None and ranking.least,
         slots=request.ask.choices,
         tenant_id=principal.tenant_id,
         weight=principal.weight,
@@ -47,6 +47,15 @@ def slot_claim(request: Request, claim_id: str, pool: str, ranking: Ranking) -> 
     """A free slot and nothing else, for a copy of a request: it counts against nobody's limits and never waits."""
     full = claim(request, pool, ranking, b"")
     return msgspec.structs.replace(full, id=claim_id, scopes=(), cost=0, max_queued=0, fingerprint="")
+
+
+def limits_claim(request: Request, pool: str) -> Claim:
+    """Limits and nothing else, asked before there is a replica.
+
+    With no slot to take and no room to wait it is never granted and reserves nothing: only why it is refused matters.
+    """
+    full = claim(request, pool, None, b"")
+    return msgspec.structs.replace(full, id=f"{request.id}-limits", max_queued=0, fingerprint="")
 
 
 def scopes(principal: Principal) -> tuple[Scope, ...]:

@@ -209,14 +209,24 @@ class Run:
         try:
             return self._plan()
         except Unavailable:
-            start = starts.look(request.route)
+            start = starts.coming(request.route)
             if start is None:
                 raise
+        await self._within_limits(start)
+        start = starts.look(request.route) or start
         if not starting.patience_s(request.route, start):
             raise starting.refusal(start)
         with starts.holding(request.route, start):
             self._note_opened(None)
             return await self._held(start)
+
+    async def _within_limits(self, start: Start) -> None:
+        """Who is over a limit wakes nothing and takes nobody's place among those that wait for a start."""
+        claim = claims.limits_claim(self._request, start.deployment.id)
+        verdict = await self._pipeline.coordinator.admit(claim)
+        if isinstance(verdict, Refused) and verdict.reason == "limit":
+            self._caller.announce(claims.headers(verdict))
+            raise claims.refusal(verdict, self._request.principal.currency)
 
     async def _held(self, start: Start) -> Plan:
         """The plan once what starts is ready. Raises Unavailable when the route's patience ends."""

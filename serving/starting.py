@@ -78,9 +78,13 @@ class Starts:
         self._woken: dict[str, float] = {}  # when, by the monotonic clock
         self._held: Counter[str] = Counter()  # by route
 
+    def coming(self, route: Route) -> Start | None:
+        """What the route waits for, now."""
+        return coming(route, self._configuration.peek(), time.time())
+
     def look(self, route: Route) -> Start | None:
-        """What the route waits for, now; it is woken if it sleeps."""
-        start = coming(route, self._configuration.peek(), time.time())
+        """The same; it is woken if it sleeps."""
+        start = self.coming(route)
         if start is not None and start.deployment.wakes and start.deployment.starting_at is None:
             self._wake(start.deployment.id)
         return start

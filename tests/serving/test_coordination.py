@@ -423,3 +423,14 @@ async def test_what_sleeps_is_woken_through_valkey(valkey: PrivateValkey) -> Non
                 await asyncio.sleep(0.02)
             assert abs(float(client.get("fl:wake:d1")) - time.time()) < 60
             assert 0 < client.ttl("fl:wake:d1") <= 60
+
+
+async def test_a_question_about_limits_alone_reserves_nothing(valkey: PrivateValkey) -> None:
+    async with coordinators(valkey, 1) as (coordinator,):
+        one = Limits(concurrency=1, requests_per_minute=1)
+        for _ in range(3):
+            answer = await coordinator.admit(claim(one, candidates=(), max_queued=0))
+            assert isinstance(answer, Refused) and answer.reason == "queue_full"
+        assert isinstance(await coordinator.admit(claim(one)), Granted)
+        answer = await coordinator.admit(claim(one, candidates=(), max_queued=0))
+        assert isinstance(answer, Refused) and answer.reason == "limit"

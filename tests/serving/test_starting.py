@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving import starting
-from serving.port import Deployment, Route, Snapshot, Target
+from serving import apikey, starting
+from serving.port import Deployment, Limits, Route, Snapshot, Target
 from tests.serving.conftest import chat
-from tests.serving.fakes import KEY, MODEL, Stack, replica, route, running, snapshot
+from tests.serving.fakes import KEY, MODEL, SECRET, Stack, replica, route, running, snapshot
 
 CHAT = "/v1/chat/completions"
 ASLEEP = Deployment(id="deployment-1", name="tiny-cpu", wakes=True, start_s=30)
@@ -119,6 +119,36 @@ async def test_who_leaves_while_held_frees_its_place(root: Path) -> None:
         entry = await stack.the_settled()
         assert entry.record.outcome == "cancelled"
         assert stack.gateway._pipeline.starts.held == 0
+
+
+@pytest.mark.parametrize("on_stopped", ["refuse", "hold"])
+async def test_who_is_over_a_limit_wakes_nothing_and_waits_for_nothing(root: Path, on_stopped: str) -> None:
+    async with running(root) as stack, client_of(stack) as client:
+        woken = Woken(stack)
+        put(stack, ASLEEP, on_stopped=on_stopped)
+        digest = apikey.digest(KEY, SECRET)
+        keys = dict(stack.snapshots.snapshot.keys)
+        keys[digest] = msgspec.structs.replace(keys[digest], limits=Limits(output_tokens_per_minute=1))
+        stack.snapshots.change(keys=keys)
+        response = await client.post(CHAT, json=chat())
+        assert (response.status_code, response.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert woken == [] and stack.gateway._pipeline.starts.held == 0
+        assert (await stack.the_settled()).record.outcome == "rejected"
+
+
+async def test_asking_for_limits_reserves_nothing(root: Path) -> None:
+    async with running(root) as stack, client_of(stack) as client:
+        Woken(stack)
+        put(stack, ASLEEP)
+        digest = apikey.digest(KEY, SECRET)
+        keys = dict(stack.snapshots.snapshot.keys)
+        keys[digest] = msgspec.structs.replace(keys[digest], limits=Limits(requests_per_minute=1, concurrency=1))
+        stack.snapshots.change(keys=keys)
+        for _ in range(3):
+            assert (await client.post(CHAT, json=chat())).status_code == 503
+        put(stack, ASLEEP, up=True)
+        assert (await client.post(CHAT, json=chat())).status_code == 200
+        assert (await client.post(CHAT, json=chat())).status_code == 429
 
 
 async def test_a_fallback_answers_where_no_target_can(root: Path) -> None:
