@@ -331,6 +331,7 @@ async def test_who_is_back_first_leaves_the_others_what_they_took_meanwhile(
     valkey: PrivateValkey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second may hold its share, of which Valkey knows nothing before it is back too."""
+    monkeypatch.setattr(valkey_connection, "SILENCE_S", 0.25)
     late = asyncio.Event()
 
     async def connect_late(*args: Any) -> Any:
