@@ -211,6 +211,8 @@ class Workers:
         deployment = replica.deployment
         others = Replica.objects.filter(deployment=deployment, wanted=True).exclude(pk=replica.pk).count()
         borrows = deployment.autoscale and others >= max(1, deployment.min_replicas)
+        if borrows:  # a lender may have grown since the last look into what it would lend now
+            self._devices.look()
         return self.places.find(replica, found.config, found.runtime, launching.threads_wanted(), borrows)
 
     def _wait_for_room(self, replica: Replica, reason: str) -> None:

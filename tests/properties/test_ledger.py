@@ -62,6 +62,8 @@ class Ledger(RuleBasedStateMachine):
             self._place(need)
 
     def _place(self, need: Need) -> None:
+        if need.borrows:  # the controller looks before it lends what may be used by now
+            self.measure()
         plan = self.board.plan(need)
         before = dict(self.board.cards)
         if not plan.placed:
