@@ -13,7 +13,7 @@ from bench.stack import Stack
 
 pytestmark = pytest.mark.timeout(600)
 
-# Each costs a minute or more and shows nothing here that the others do not: bench/fleet.py has them.
+# Each of the others costs a minute or more; bench/fleet.py has them, rollouts on full cards too.
 FAILURES = [each for each in fleet.FAILURES if each not in (fleet.oom, fleet.slow)]
 CHANGES = [each for each in fleet.CHANGES if each is not fleet.surge]
 
@@ -49,13 +49,3 @@ def test_a_fleet_that_changes_fails_nobody(site: Site, scenario: Callable[[Site]
     """To one and back; a rollout whose controller is killed: no orphan, no second worker."""
     figures = scenario(site)
     assert figures.ok, figures.line()
-
-
-@pytest.mark.parametrize(("scenario", "count", "card"), fleet.FULL, ids=lambda each: getattr(each, "__name__", None))
-def test_a_rollout_on_a_full_card_dips_no_longer_than_a_cold_start(
-    stack: Stack, scenario: Callable[[Site], Figures], count: int, card: str
-) -> None:
-    """Every request is a 200, or a 503 after the queue's full time."""
-    with fleet.site_of(count, stack.data / "native", DEVICES=card) as made:
-        figures = scenario(made)
-        assert figures.ok, figures.line()
