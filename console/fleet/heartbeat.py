@@ -159,5 +159,5 @@ def _without(stats: dict[str, Any], own: int) -> dict[str, Any]:
 
 
 def _pulse(where: Where) -> _Pulse:
-    progress = None if adapter(where.engine).judges_itself else Progress(where.max_step_tokens)
+    progress = None if adapter(where.engine).judges_itself else Progress(where.max_step_tokens, where.token_s)
     return _Pulse(where, progress, Busy(where.max_num_seqs, where.max_step_tokens))

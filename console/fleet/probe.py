@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import random
 import socket
 import threading
 import time
@@ -16,6 +17,7 @@ from engine.adapters import adapter
 
 PROBE_TIMEOUT_S = 2.0
 VERIFY_TIMEOUT_S = 120.0
+MEASURED_WORDS = 120  # of a prompt that tells what a token of it costs: numbers of four digits, 240 to 600 tokens
 
 
 class VerificationError(Exception):
@@ -35,6 +37,7 @@ class Where:
     served_name: str = ""  # of its model: for who has to prove that it still answers
     max_num_seqs: int = 0
     max_step_tokens: int = 0  # of its largest step; 0: unknown
+    token_s: float = 0.0  # what a token of a prompt takes; 0: not measured
 
 
 @dataclass(frozen=True)
@@ -74,15 +77,30 @@ def ready(engine: str, uds: str, parameters: Mapping[str, Any]) -> dict[str, Any
 
 def verify(uds: str, served_name: str, timeout_s: float = VERIFY_TIMEOUT_S) -> float:
     """Have the worker generate two tokens. Returns the seconds it took; raises VerificationError."""
-    body = json.dumps(
-        {
-            "model": served_name,
-            "messages": [{"role": "user", "content": "Hi"}],
-            "max_tokens": 2,
-            "temperature": 0,
-        }
-    )
     started = time.monotonic()
+    if _generate(uds, served_name, "Hi", timeout_s)["completion_tokens"] < 1:
+        raise VerificationError("The test prompt got no token")
+    return time.monotonic() - started
+
+
+def measure_token_s(uds: str, served_name: str, timeout_s: float = VERIFY_TIMEOUT_S) -> float:
+    """Seconds that a token of a prompt takes, from prompts that no cache knows; 0 where the worker takes none such."""
+    times = []
+    for _ in range(2):  # the first of a size may wait for memory and compilation that later ones find done
+        prompt = " ".join(str(random.randint(1000, 9999)) for _ in range(MEASURED_WORDS))
+        started = time.monotonic()
+        try:
+            usage = _generate(uds, served_name, prompt, timeout_s)
+            times.append((time.monotonic() - started) / usage["prompt_tokens"])
+        except (VerificationError, KeyError, TypeError, ZeroDivisionError):  # a window smaller than this prompt
+            return 0.0
+    return min(times)
+
+
+def _generate(uds: str, served_name: str, prompt: str, timeout_s: float) -> dict[str, Any]:
+    """The usage of an answer of two tokens. Raises VerificationError."""
+    messages = [{"role": "user", "content": prompt}]
+    body = json.dumps({"model": served_name, "messages": messages, "max_tokens": 2, "temperature": 0})
     connection = _UnixConnection(uds, timeout_s)
     try:
         connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
@@ -90,33 +108,40 @@ def verify(uds: str, served_name: str, timeout_s: float = VERIFY_TIMEOUT_S) -> f
         text = response.read().decode(errors="replace")
         if response.status != 200:
             raise VerificationError(f"The test prompt got status {response.status}: {_message(text)}")
-        if json.loads(text)["usage"]["completion_tokens"] < 1:
-            raise VerificationError("The test prompt got no token")
+        return dict(json.loads(text)["usage"])
     except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
         raise VerificationError(f"The test prompt got no answer: {error}") from error
     finally:
         connection.close()
-    return time.monotonic() - started
 
 
 class Verification(threading.Thread):
-    """A test prompt under way, in a thread that no exit waits for. `seconds` stays None when it fails."""
+    """A test prompt under way, in a thread that no exit waits for. `seconds` stays None when it fails.
 
-    def __init__(self, uds: str, served_name: str, timeout_s: float = VERIFY_TIMEOUT_S) -> None:
+    With `measures`, a longer one after it: `token_s` is then what a token of a prompt takes, or 0.
+    """
+
+    def __init__(
+        self, uds: str, served_name: str, timeout_s: float = VERIFY_TIMEOUT_S, measures: bool = False
+    ) -> None:
         super().__init__(name="verify", daemon=True)
         self.seconds: float | None = None
+        self.token_s = 0.0
         self.failure = "The test prompt ended in an unknown way"
-        self._uds = uds
-        self._served_name = served_name
-        self._timeout_s = timeout_s
+        self._asked = (uds, served_name, timeout_s)
+        self._measures = measures
         self.start()
 
     def run(self) -> None:
-        """Ask once; the outcome stands in `seconds` or `failure`."""
+        """Ask; the outcome stands in `seconds` or `failure`."""
         try:
-            self.seconds = verify(self._uds, self._served_name, self._timeout_s)
+            seconds = verify(*self._asked)
         except VerificationError as error:
             self.failure = str(error)
+            return
+        if self._measures:
+            self.token_s = measure_token_s(*self._asked)
+        self.seconds = seconds
 
 
 class _UnixConnection(http.client.HTTPConnection):

@@ -13,25 +13,32 @@ HUNG_FLOOR_S = 10.0
 HUNG_FACTOR = 5.0
 FIXED_TOKENS = 32  # tokens' worth of time that a step costs before its first token
 DEFAULT_STEP_TOKENS = 2048  # of the largest step, where nobody said
+LARGE_STEP_TOKENS = 128  # from here on a step costs what its tokens cost
 LONGEST_GAP_S = 2.0  # between two looks; more was our own absence, and is not counted against the engine
 BUSY_WINDOW_S = 30.0
 
 
 class Progress:
-    """Steps seen so far. Feed it every answer in order; it says why the engine is not healthy, or None."""
+    """Steps seen so far. Feed it every answer in order; it says why the engine is not healthy, or None.
 
-    def __init__(self, max_step_tokens: int = 0) -> None:
+    `token_s` is what a token of a prompt was measured to take. Without it, and until prompts of some size come, a token's
+    time is judged by small steps, whose fixed costs make it look longer than it is.
+    """
+
+    def __init__(self, max_step_tokens: int = 0, token_s: float = 0.0) -> None:
         self.max_step_tokens = max_step_tokens or DEFAULT_STEP_TOKENS
         self.without_step_s = 0.0  # time seen with sequences running and no step
         self.idle_s = 0.0  # time seen with neither
         self.stepped = False  # between the last two looks
-        self._per_token_s = 0.0
+        self._large_s = token_s  # a token of a large step
+        self._small_s = 0.0  # a token of a small one, with its share of what a step costs by itself
         self._last: tuple[float, Mapping[str, Any]] | None = None
 
     @property
     def limit_s(self) -> float:
         """How long the longest step may take: 10 s, or five times what one of the largest size should."""
-        return max(HUNG_FLOOR_S, HUNG_FACTOR * self._per_token_s * (self.max_step_tokens + FIXED_TOKENS))
+        token_s = self._large_s or self._small_s
+        return max(HUNG_FLOOR_S, HUNG_FACTOR * token_s * (self.max_step_tokens + FIXED_TOKENS))
 
     def see(self, now: float, stats: Mapping[str, Any]) -> str | None:
         """Take one answer into account. `now` is monotonic; `stats` has running, steps and step_tokens."""
@@ -57,12 +64,20 @@ class Progress:
         return f"{stats['running']} running and no step for {self.without_step_s:.0f} s"
 
     def _learn(self, seconds: float, steps: int, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-        """How long a token takes, from an interval in which it never rested."""
+        """How long a token takes, from the time since the last step, if it never rested in it."""
         if not (before["running"] and after["running"]) or seconds > LONGEST_GAP_S:
             return
         tokens = after.get("step_tokens", 0) - before.get("step_tokens", 0)
-        rate = seconds / (tokens + steps * FIXED_TOKENS)
-        self._per_token_s += (rate - self._per_token_s) * (0.05 if self._per_token_s else 1.0)
+        token_s = (self.without_step_s + seconds) / (tokens + steps * FIXED_TOKENS)
+        if tokens >= steps * LARGE_STEP_TOKENS:
+            self._large_s = _drawn(self._large_s, token_s)
+        else:
+            self._small_s = _drawn(self._small_s, token_s)
+
+
+def _drawn(mean: float, value: float) -> float:
+    """A running mean, drawn to a new value."""
+    return mean + (value - mean) * (0.05 if mean else 1.0)
 
 
 class Busy:

@@ -70,6 +70,7 @@ def address_of(replica: Replica, facts: Mapping[str, Any]) -> Where:
         served_name=str(facts.get("model", "")),
         max_num_seqs=int(facts.get("max_num_seqs") or 0),
         max_step_tokens=int(facts.get("max_num_batched_tokens") or 0),
+        token_s=float(facts.get("token_s") or 0.0),
     )
 
 

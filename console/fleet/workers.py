@@ -20,6 +20,7 @@ from console.fleet.reshape import Known
 from console.fleet.wear import Wear
 from console.fleet.worker_logs import last_line
 from console.placement.inventory import Living
+from engine.adapters import adapter
 from engine.adapters.base import AdapterError
 from engine.launchers.base import Launcher, WorkerView
 
@@ -233,7 +234,9 @@ class Workers:
             replica, decision, facts=facts, metrics_url=f"{metrics}/metrics" if metrics else "",
             engine_version=str(facts.get("engine_version", ""))[:40], device=str(facts.get("device", "cpu"))[:64],
         )  # fmt: skip
-        self._verifications[replica.id] = probe.Verification(replica.uds, str(facts.get("model", "")))
+        measures = not adapter(replica.deployment.engine).judges_itself
+        served_name = str(facts.get("model", ""))
+        self._verifications[replica.id] = probe.Verification(replica.uds, served_name, measures=measures)
 
     def _verified(self, replica: Replica, view: WorkerView | None) -> bool:
         """Finish a verification that is under way. Returns whether one still is, or just ended."""
@@ -251,7 +254,8 @@ class Workers:
             self.endings.kill(replica)
             return True
         reason = f"Answered a test prompt in {verification.seconds * 1000:.0f} ms"
-        self.move(replica, reconcile.Decision(State.READY, reason), ready_at=timezone.now())
+        facts = replica.facts | ({"token_s": verification.token_s} if verification.token_s else {})
+        self.move(replica, reconcile.Decision(State.READY, reason), ready_at=timezone.now(), facts=facts)
         starts.learn(replica)
         return True
 

@@ -31,6 +31,7 @@ class FakeVllm:
     stepping: bool = False  # one step for every look
     stuck: bool = False  # no prompt gets a token
     prompts: int = 0
+    window: int = 4096  # tokens; here a letter is one
     released: threading.Event = field(default_factory=threading.Event)
 
     def page(self) -> str:
@@ -55,12 +56,15 @@ class FakeVllm:
         }
         return pages[path]()
 
-    def complete(self) -> tuple[int, str]:
+    def complete(self, body: bytes) -> tuple[int, str]:
+        size = len(json.loads(body)["messages"][0]["content"])
         self.prompts += 1
         if self.stuck:
             self.released.wait(30)
         self.steps += 2
-        return 200, json.dumps({"usage": {"completion_tokens": 2}})
+        if size > self.window:
+            return 400, json.dumps({"error": {"message": "The prompt is longer than the window."}})
+        return 200, json.dumps({"usage": {"completion_tokens": 2, "prompt_tokens": size}})
 
 
 @pytest.fixture
@@ -77,8 +81,7 @@ def uds(engine: FakeVllm, tmp_path: Path) -> Iterator[str]:
             self._send(*engine.answer(self.path))
 
         def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["content-length"]))
-            self._send(*engine.complete())
+            self._send(*engine.complete(self.rfile.read(int(self.headers["content-length"]))))
 
         def _send(self, status: int, text: str) -> None:
             self.send_response(status)
@@ -156,6 +159,20 @@ class TestAsking:
         engine.health = 200
         facts = probe.ready("vllm", uds, {"max_num_seqs": 8})
         assert facts is not None and (facts["model"], facts["max_num_seqs"], facts["num_blocks"]) == ("smol", 8, 364)
+
+
+class TestVerification:
+    def test_an_engine_that_does_not_judge_itself_is_measured_too(self, engine: FakeVllm, uds: str) -> None:
+        check = probe.Verification(uds, "smol", 10, measures=True)
+        check.join(10)
+        assert check.seconds is not None and engine.prompts == 3
+        assert 0 < check.token_s < 10 / probe.MEASURED_WORDS
+
+    def test_a_window_too_small_to_measure_is_no_failure(self, engine: FakeVllm, uds: str) -> None:
+        engine.window = 100
+        check = probe.Verification(uds, "smol", 10, measures=True)
+        check.join(10)
+        assert check.seconds is not None and check.token_s == 0.0
 
 
 class TestHeartbeats:

@@ -19,8 +19,8 @@ def stats(steps: int, running: int, tokens: int = 0, **more: Any) -> dict[str, A
 class Looks:
     """Answers of one engine, half a second apart."""
 
-    def __init__(self, max_step_tokens: int = 512) -> None:
-        self.progress = Progress(max_step_tokens)
+    def __init__(self, max_step_tokens: int = 512, token_s: float = 0.0) -> None:
+        self.progress = Progress(max_step_tokens, token_s)
         self.now = 100.0
         self.reason: str | None = None
 
@@ -62,6 +62,21 @@ class TestProgress:
         assert engine.progress.limit_s == pytest.approx(5 * expected, rel=0.01)
         assert engine.rest(engine.progress.limit_s - 1, 399, 2, 3990) is None
         assert engine.rest(3, 399, 2, 3990) is not None
+
+    def test_small_steps_say_nothing_against_what_a_prompt_was_measured_to_take(self) -> None:
+        engine = Looks(max_step_tokens=2048, token_s=0.0005)
+        for step in range(1, 400):  # one token in 60 ms: by these alone, a large step might take four seconds
+            engine.see(8 * step, 1, 8 * step)
+        assert engine.progress.limit_s == HUNG_FLOOR_S
+        assert engine.rest(HUNG_FLOOR_S, 3192, 1, 3192) is None
+        assert engine.rest(1, 3192, 1, 3192) == "1 running and no step for 11 s"
+
+    def test_a_large_step_over_several_looks_counts_with_all_its_time(self) -> None:
+        engine = Looks(max_step_tokens=2048, token_s=0.001)
+        for step in range(1, 200):  # the machine has become slow: 2,048 tokens every 6 s
+            engine.rest(5.5, step, 1, 2048 * step)
+            assert engine.see(step + 1, 1, 2048 * (step + 1)) is None
+        assert engine.progress.limit_s == pytest.approx(5 * 6.0, rel=0.05)
 
     def test_our_own_absence_is_not_counted_against_it(self) -> None:
         engine = Looks()
