@@ -81,14 +81,15 @@ def register(actor: Actor, name: str, values: Mapping[str, Any]) -> Model:
         raise Refused("name must be letters, digits and . _ -, at most 96 of them.", "name")
     if Model.objects.filter(name=name).exists():
         raise Refused(f"There is a model named {name} already.", "name")
-    spec = sources.parse(found["source"])
-    source = found["source"]
-    if found.get("sha256") and spec.kind == "pypi" and "sha256" not in spec.parts:
-        source = f"{source}#sha256={found['sha256']}"  # of the wheel
+    sha256 = found.get("sha256", "")
+    try:
+        source = sources.with_sum(found["source"], sha256)
+    except SourceError as error:
+        raise Refused(str(error), "sha256") from None
     model = Model(
         name=name,
         source=source,
-        sha256=found.get("sha256", "") if spec.kind != "pypi" else "",
+        sha256="" if sources.parse(source).kind == "pypi" else sha256,  # of a wheel, which its source says
         licence=found.get("licence", ""),
         reason="Waits for its turn",
     )

