@@ -1,11 +1,11 @@
 """A vLLM that hangs: `python bench/hung_vllm.py [--json]`. About six minutes: it starts three times.
 
-Beside the embedded engine behind one route, under load. First its engine core is stopped (SIGSTOP): its server goes on
-answering /health with 200, runs something and makes no step. Then its server is stopped: it answers nothing. The bars:
-out of rotation within R24's N and a heartbeat, and within 10 s; stacks captured before it is killed; no request that had
-no byte fails; ready again within a cold start, as the first start took, and 30 s. N is max(10 s, 5 × the time of its
-largest step), which is measured here by prompts that fill its window. Needs vLLM in .cache/runtimes (bench/rivals.sh vllm).
-Exit code 1: a rule does not hold.
+Beside the embedded engine behind one route, under load all the time. First its engine core is stopped (SIGSTOP): its
+server goes on answering /health with 200, runs something and makes no step. Then its server is stopped: it answers
+nothing. The bars: out of rotation within R24's N and a heartbeat, and within 10 s; stacks captured before it is killed;
+no request that had no byte fails; ready again within a cold start and 30 s. A cold start is what its first one took, and
+N is max(10 s, 5 × the time of its largest step), measured here by prompts that fill its window: both under that load.
+Needs vLLM in .cache/runtimes (bench/rivals.sh vllm). Exit code 1: a rule does not hold.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ import json
 import os
 import random
 import signal
+import statistics
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -53,19 +55,8 @@ def in_state(stack: Stack, *states: str, timeout_s: float) -> float:
     return time.monotonic() - began
 
 
-def deploy(stack: Stack) -> float:
-    """vLLM behind the route that there is. Returns the seconds of its first start."""
-    stack.manage("runtime", "add", RUNTIME, "--path", str(ENVIRONMENT), timeout=600)
-    stack.manage("model", "convert", "SmolLM2-135M-Instruct", timeout=600)
-    small = ("--parameter", "max_num_seqs=4", "--parameter", f"max_model_len={WINDOW}", "--parameter", "enforce_eager=true")
-    model = ("--model", MODEL_FOLDER, "--engine", "vllm", "--runtime", "latest")
-    stack.manage("deployment", "create", NAME, *model, *small, "--route", MODEL)
-    stack.manage("route", "set", MODEL, "--sticky", "no")
-    return in_state(stack, "ready", timeout_s=START_S)
-
-
 def largest_step_s(pid: int, rounds: int = 3) -> float:
-    """Seconds of a step as large as its window: the least of what new prompts of that size took."""
+    """Seconds of a step as large as its window: the middle of what new prompts of that size took."""
     times = []
     arguments = psutil.Process(pid).cmdline()
     uds = arguments[arguments.index("--uds") + 1]
@@ -76,7 +67,34 @@ def largest_step_s(pid: int, rounds: int = 3) -> float:
             answer = client.post("/v1/completions", json={"model": MODEL_FOLDER, "prompt": prompt, "max_tokens": 1})
             times.append(time.monotonic() - began)
             answer.raise_for_status()
-    return min(times)
+    return statistics.median(times)
+
+
+def deploy(stack: Stack, key: str) -> tuple[float, float]:
+    """vLLM behind the route that there is. Seconds of its first start and of its largest step, under load."""
+    stack.manage("runtime", "add", RUNTIME, "--path", str(ENVIRONMENT), timeout=600)
+    stack.manage("model", "convert", "SmolLM2-135M-Instruct", timeout=600)
+    small = (
+        "--parameter",
+        "max_num_seqs=4",
+        "--parameter",
+        f"max_model_len={WINDOW}",
+        "--parameter",
+        "enforce_eager=true",
+    )
+    model = ("--model", MODEL_FOLDER, "--engine", "vllm", "--runtime", "latest")
+    stack.manage("deployment", "create", NAME, *model, *small, "--route", MODEL)
+    stack.manage("route", "set", MODEL, "--sticky", "no")
+    load = Load(stack.port, key)
+    load.start()
+    cold_s = in_state(stack, "ready", timeout_s=START_S)
+    step_s = largest_step_s(replica(stack)["pid"])
+    load.stop()
+    return cold_s, step_s
+
+
+def since(before: str, at: str) -> float:
+    return (datetime.fromisoformat(at) - datetime.fromisoformat(before)).total_seconds()
 
 
 def hang(stack: Stack, key: str, stepless_s: float, core: bool, cold_s: float) -> dict[str, Any]:
@@ -86,17 +104,20 @@ def hang(stack: Stack, key: str, stepless_s: float, core: bool, cold_s: float) -
     load = Load(stack.port, key)
     load.start()
     eventually(lambda: len(load.asked) > 20, 120)
+    stopped_at = datetime.now(UTC).isoformat()
     for victim in victims:
         os.kill(victim.pid, signal.SIGSTOP)
     out_s = in_state(stack, *OUT, timeout_s=60)
     back_s = in_state(stack, "ready", timeout_s=START_S)
     asked = load.stop()
     moves = [json.loads(line) for line in stack.manage("transitions", "--json", "--limit", "60").splitlines()]
-    hung = next((move for move in moves if move["new"] == "hung" and NAME in move["subject"]), {})
+    moves = [move for move in reversed(moves) if NAME in move["subject"] and move["at"] >= stopped_at]
+    hung = next((move for move in moves if move["new"] == "hung"), {})
     return {
         "out_of_rotation_s": round(out_s, 1),
         "ready_again_s": round(out_s + back_s, 1),
         "reason": hung.get("reason", ""),
+        "states": {move["new"]: round(since(stopped_at, move["at"]), 1) for move in moves},
         "requests": len(asked),
         "lost_without_a_byte": sum(each.lost_without_a_byte for each in asked),
         "cut": sum(not each.ok and each.bytes > 0 for each in asked),
@@ -119,11 +140,10 @@ def run() -> dict[str, Any]:
     try:
         stack.up()
         stack.wait_ready(120)
-        cold_s = deploy(stack)
         key = stack.key()
+        cold_s, step_s = deploy(stack, key)
         for number in range(4):
             assert ask(stack.port, key, f"warm up {number}").ok
-        step_s = largest_step_s(replica(stack)["pid"])
         stepless_s = max(STEPLESS_S, STEP_FACTOR * step_s)
         core, server = (hang(stack, key, stepless_s, core, cold_s) for core in (True, False))
         captured = stacks(stack)

@@ -22,6 +22,7 @@ def deployment_facts(deployment: Deployment) -> dict[str, Any]:
         "revision": deployment.revision,
         "evaluated": deployment.evaluated,
         "start_s": deployment.start_s,
+        "sweep": deployment.sweep,
         "routes": sorted(route.name for route in deployment.routes.all()),
         "replicas": [replica_facts(replica) for replica in deployment.replicas.all()],
     }

@@ -26,6 +26,7 @@ class ParameterRow:
     name: str
     known: Parameter
     value: str
+    measured: str = ""  # what a sweep found here
 
     @property
     def field(self) -> str:
@@ -85,11 +86,28 @@ def _objection(word: str, engine: Adapter, model: Model | None, ready: Mapping[s
 def parameter_rows(deployment: Deployment, kind: str) -> list[ParameterRow]:
     """Parameters that mean anything on this kind of device."""
     engine = engine_of(deployment)
+    measured = {"max_num_seqs": measured_advice(deployment)}
     return [
-        ParameterRow(name, known, _typed(deployment.parameters.get(name)))
+        ParameterRow(name, known, _typed(deployment.parameters.get(name)), measured.get(name, ""))
         for name, known in engine.parameters.items()
         if kind in known.devices or name in deployment.parameters
     ]
+
+
+def measured_advice(deployment: Deployment) -> str:
+    """What the newest sweep of this model on this engine found, in words; empty where there was none."""
+    same = Deployment.objects.filter(model_id=deployment.model_id, engine=deployment.engine, sweep__isnull=False)
+    sweep = same.order_by("-sweep__at").values_list("sweep", flat=True).first() or {"steps": [], "best": None}
+    best = next((step for step in sweep["steps"] if step["sequences"] == sweep["best"]), None)
+    if best is None:
+        return ""
+    return _("Measured here on %(day)s: %(best)s brought %(speed)s tokens/s with a P99 of %(p99)s s. %(why)s.") % {
+        "day": sweep["at"][:10],
+        "best": best["sequences"],
+        "speed": f"{best['tokens_s']:,.0f}",
+        "p99": f"{best['p99_s']:.2f}",
+        "why": sweep["stopped_by"],
+    }
 
 
 def _typed(value: Any) -> str:

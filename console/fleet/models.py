@@ -67,6 +67,7 @@ class Deployment(models.Model):
     max_rss_bytes = models.BigIntegerField(null=True, blank=True)
     # learnt
     start_s = models.FloatField(null=True)  # from a worker's launch until it is ready, as its last starts took
+    sweep = models.JSONField(null=True)  # the newest over max_num_seqs: see fleet.sweeping
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:

@@ -78,7 +78,7 @@ def ready(engine: str, uds: str, parameters: Mapping[str, Any]) -> dict[str, Any
 def verify(uds: str, served_name: str, timeout_s: float = VERIFY_TIMEOUT_S) -> float:
     """Have the worker generate two tokens. Returns the seconds it took; raises VerificationError."""
     started = time.monotonic()
-    if _generate(uds, served_name, "Hi", timeout_s)["completion_tokens"] < 1:
+    if generate(uds, served_name, "Hi", timeout_s)["completion_tokens"] < 1:
         raise VerificationError("The test prompt got no token")
     return time.monotonic() - started
 
@@ -87,20 +87,20 @@ def measure_token_s(uds: str, served_name: str, timeout_s: float = VERIFY_TIMEOU
     """Seconds that a token of a prompt takes, from prompts that no cache knows; 0 where the worker takes none such."""
     times = []
     for _ in range(2):  # the first of a size may wait for memory and compilation that later ones find done
-        prompt = " ".join(str(random.randint(1000, 9999)) for _ in range(MEASURED_WORDS))
+        prompt = " ".join(str(random.randint(1000, 9999)) for _ in range(MEASURED_WORDS))  # noqa: S311 - no secret
         started = time.monotonic()
         try:
-            usage = _generate(uds, served_name, prompt, timeout_s)
-            times.append((time.monotonic() - started) / usage["prompt_tokens"])
+            tokens = int(generate(uds, served_name, prompt, timeout_s)["prompt_tokens"])
+            times.append((time.monotonic() - started) / tokens)
         except (VerificationError, KeyError, TypeError, ZeroDivisionError):  # a window smaller than this prompt
             return 0.0
     return min(times)
 
 
-def _generate(uds: str, served_name: str, prompt: str, timeout_s: float) -> dict[str, Any]:
-    """The usage of an answer of two tokens. Raises VerificationError."""
+def generate(uds: str, served_name: str, prompt: str, timeout_s: float, **more: Any) -> dict[str, Any]:
+    """Have the worker answer, by two tokens unless `more` says else. Returns its usage; raises VerificationError."""
     messages = [{"role": "user", "content": prompt}]
-    body = json.dumps({"model": served_name, "messages": messages, "max_tokens": 2, "temperature": 0})
+    body = json.dumps({"model": served_name, "messages": messages, "max_tokens": 2, "temperature": 0, **more})
     connection = _UnixConnection(uds, timeout_s)
     try:
         connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
@@ -108,7 +108,9 @@ def _generate(uds: str, served_name: str, prompt: str, timeout_s: float) -> dict
         text = response.read().decode(errors="replace")
         if response.status != 200:
             raise VerificationError(f"The test prompt got status {response.status}: {_message(text)}")
-        return dict(json.loads(text)["usage"])
+        usage = dict(json.loads(text)["usage"])
+        usage["completion_tokens"] = int(usage["completion_tokens"])
+        return usage
     except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
         raise VerificationError(f"The test prompt got no answer: {error}") from error
     finally:
@@ -121,9 +123,7 @@ class Verification(threading.Thread):
     With `measures`, a longer one after it: `token_s` is then what a token of a prompt takes, or 0.
     """
 
-    def __init__(
-        self, uds: str, served_name: str, timeout_s: float = VERIFY_TIMEOUT_S, measures: bool = False
-    ) -> None:
+    def __init__(self, uds: str, served_name: str, timeout_s: float = VERIFY_TIMEOUT_S, measures: bool = False) -> None:
         super().__init__(name="verify", daemon=True)
         self.seconds: float | None = None
         self.token_s = 0.0

@@ -21,8 +21,8 @@ BUSY_WINDOW_S = 30.0
 class Progress:
     """Steps seen so far. Feed it every answer in order; it says why the engine is not healthy, or None.
 
-    `token_s` is what a token of a prompt was measured to take. Without it, and until prompts of some size come, a token's
-    time is judged by small steps, whose fixed costs make it look longer than it is.
+    `token_s` is what a token of a prompt was measured to take. Without it, and until prompts of some size come, a
+    token's time is judged by small steps, whose fixed costs make it look longer than it is.
     """
 
     def __init__(self, max_step_tokens: int = 0, token_s: float = 0.0) -> None:

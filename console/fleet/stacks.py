@@ -9,6 +9,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
+
 TIMEOUT_S = 5.0  # for all processes of a worker together: its requests wait for the replacement
 MOST_PROCESSES = 8
 MOST_CHARACTERS = 60_000
@@ -47,7 +49,7 @@ def capture(pids: Sequence[int], timeout_s: float = TIMEOUT_S) -> str:
 def _dump(pid: int, deadline: float) -> tuple[str, str]:
     """Stacks of one process, or why there are none."""
     failure = ""
-    for manner in _MANNERS:
+    for manner in _MANNERS[_stopped(pid) :]:
         left = deadline - time.monotonic()
         if left <= 0:
             return "", failure or "there was no time left"
@@ -64,6 +66,14 @@ def _dump(pid: int, deadline: float) -> tuple[str, str]:
             return result.stdout.strip(), ""
         failure = _why(result.stderr)
     return "", failure
+
+
+def _stopped(pid: int) -> bool:
+    """Whether nobody could pause it, since it is stopped already: trying would take seconds of its requests' wait."""
+    try:
+        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    except psutil.Error:
+        return False
 
 
 def _why(said: str) -> str:

@@ -1,9 +1,11 @@
-"""`manage.py deployment create|set|scale|rollback|show|list|remove`: which models run on what, and how many of each."""
+"""`manage.py deployment create|set|scale|rollback|sweep|show|list|remove`: which models run on what."""
 
 from __future__ import annotations
 
 import json
-from argparse import ArgumentParser
+from argparse import ArgumentParser, ArgumentTypeError
+from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
@@ -11,6 +13,7 @@ from django.db import transaction
 
 from console.audit.actions import COMMAND_LINE
 from console.errors import ConsoleError
+from console.fleet import sweeping
 from console.fleet.deployment_actions import (
     CHECKS,
     create_deployment,
@@ -22,7 +25,10 @@ from console.fleet.deployment_actions import (
 from console.fleet.deployment_facts import deployment_facts
 from console.fleet.models import Deployment
 from console.fleet.route_actions import deployment_named
+from console.fleet.sweep import Step
+from console.fleet.sweeping import Asked
 
+MOST_ASKED = 100_000  # tokens, or rounds
 _OBJECTS = ("parameters", "environment")  # given one by one
 _OPTIONS = [name for name in CHECKS if name not in (*_OBJECTS, "desired_replicas")]
 
@@ -39,9 +45,10 @@ class Command(BaseCommand):
         )
         scaling = actions.add_parser("scale", help="have so many replicas")
         back = actions.add_parser("rollback", help="make an earlier revision the newest")
+        sweeping = actions.add_parser("sweep", help="find its best max_num_seqs by asking more and more at once")
         showing = actions.add_parser("show", help="print a deployment with its replicas")
         removing = actions.add_parser("remove", help="forget a deployment that has no workers and no routes")
-        every = (create, setting, scaling, back, showing, removing)
+        every = (create, setting, scaling, back, sweeping, showing, removing)
         for each in every:
             each.add_argument("name")
         create.add_argument("--model", required=True, help="its name in the catalog")
@@ -55,11 +62,15 @@ class Command(BaseCommand):
                 each.add_argument(f"--{short}", dest=field, action="append", metavar="NAME=VALUE", help="repeatable")
         scaling.add_argument("replicas", metavar="N")
         back.add_argument("revision", metavar="N")
+        _add_sweep(sweeping)
         listing = actions.add_parser("list", help="list every deployment")
         for each in (*every, listing):
             each.add_argument("--json", action="store_true", help="one JSON object a line")
 
     def handle(self, *_args: Any, **options: Any) -> None:
+        if options["action"] == "sweep":  # minutes, and not in one transaction
+            self._sweep(options)
+            return
         try:
             with transaction.atomic():
                 found = getattr(self, "_" + options["action"])(options)
@@ -87,6 +98,28 @@ class Command(BaseCommand):
     def _rollback(self, options: dict[str, Any]) -> list[Deployment]:
         return [roll_back(COMMAND_LINE, deployment_named(options["name"]), options["revision"])]
 
+    def _sweep(self, options: dict[str, Any]) -> None:
+        asked = Asked(**{name: options[name] for name in Asked.__dataclass_fields__})
+        try:
+            verdict = sweeping.run(COMMAND_LINE, deployment_named(options["name"]), asked, self._tell(options["json"]))
+        except ConsoleError as error:
+            raise CommandError(str(error)) from error
+        best = verdict.best.sequences if verdict.best else None
+        told = {"best": best, "stopped_by": verdict.stopped_by}
+        advice = f"max_num_seqs={best}" if best else "None was good enough"
+        self.stdout.write(json.dumps(told) if options["json"] else f"{advice}. {verdict.stopped_by}.")
+
+    def _tell(self, as_json: bool) -> Callable[[Step], None]:
+        def say(step: Step) -> None:
+            line = (
+                f"{step.sequences:5d} at once  {step.tokens_s:9.1f} tokens/s  P50 {step.p50_s:7.2f} s  "
+                f"P99 {step.p99_s:7.2f} s  KV {step.kv_peak:4.0%}"
+            )
+            self.stdout.write(json.dumps(asdict(step)) if as_json else line)
+            self.stdout.flush()
+
+        return say
+
     def _show(self, options: dict[str, Any]) -> list[Deployment]:
         return [deployment_named(options["name"])]
 
@@ -97,6 +130,33 @@ class Command(BaseCommand):
         remove_deployment(COMMAND_LINE, deployment_named(options["name"]))
         self.stdout.write(f"{options['name']} is removed.")
         return []
+
+
+def _add_sweep(parser: ArgumentParser) -> None:
+    sizes = (("prompt-tokens", 256, 8, "of a prompt, about"), ("answer-tokens", 64, 1, "of an answer"))
+    for name, default, least, what in (*sizes, ("rounds", 3, 1, "how often each of the sequences is filled")):
+        parser.add_argument(f"--{name}", type=_at_least(least), default=default, metavar="N", help=what)
+    parser.add_argument("--p99", dest="p99_limit_s", type=_seconds, metavar="S", help="the most that P99 may be")
+    parser.add_argument("--in-service", action="store_true", help="although a route leads there")
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def whole(text: str) -> int:
+        if not text.isdecimal() or not least <= int(text) <= MOST_ASKED:
+            raise ArgumentTypeError(f"must be a whole number from {least} to {MOST_ASKED}.")
+        return int(text)
+
+    return whole
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e6:
+        raise ArgumentTypeError("must be seconds, more than 0.")
+    return seconds
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:
