@@ -9,9 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import shutil
-import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -23,7 +21,7 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from console.audit.actions import SYSTEM, record
-from console.catalog import facts, files, hub, runtimes, sources
+from console.catalog import facts, files, hub, runtimes, sources, tool
 from console.catalog.actions import model_home
 from console.catalog.files import RefusedFiles
 from console.catalog.models import Model, Runtime
@@ -134,26 +132,21 @@ def _convert(name: str, home: Path, say: Say, percent: Callable[[int], None]) ->
     home.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "console.catalog.convert", origin.path, str(home)]
     env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HF_HUB_OFFLINE": "1"}
-    with subprocess.Popen(
-        command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-        preexec_fn=runtimes.end_with_us,
-    ) as process:  # fmt: skip
-        assert process.stdout is not None
-        said, too_long = "it ended early", threading.Timer(CONVERT_TIMEOUT_S, process.kill)
-        too_long.start()
-        try:
-            for line in process.stdout:  # one pipe for both: a full one that nobody reads would stop it for ever
-                told = re.fullmatch(r"progress (\d+)\n", line)
+    said = "it ended early"
+    try:
+        with tool.started(command, CONVERT_TIMEOUT_S, env, ROOT) as conversion:
+            for line in conversion.lines():
+                told = re.fullmatch(r"progress (\d+)", line)
                 if told:
                     percent(int(told[1]))
-                elif line.strip():
-                    said = line.strip()[:500]
-        except BaseException:
-            process.kill()
-            raise
-        finally:
-            too_long.cancel()
-    if process.returncode != 0:
+                elif line:
+                    said = line[:500]
+            ended = conversion.wait()
+    except tool.TookTooLong as error:
+        raise SourceError(
+            f"{name} could not be converted: {error}. Try again when the machine is less busy."
+        ) from error
+    if ended != 0:
         raise SourceError(f"{name} could not be converted: {said}")
     return home
 

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.launchers import process
+from console.catalog import tool
 
 Say = Callable[[str], None]
 
@@ -215,18 +214,13 @@ def _requirements(home: Path, name: str, without: Sequence[str]) -> list[str]:
     return found
 
 
-def end_with_us() -> None:
-    """In a child before it begins: a killed job leaves nobody behind who goes on writing."""
-    process.die_with_parent(signal.SIGKILL)
-
-
 def _run(command: Sequence[str], what: str, timeout_s: float = INSTALL_TIMEOUT_S) -> str:
     """Run one step, without Fanlight's settings and secrets in its environment. Raises CannotInstall."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("FANLIGHT_", "DJANGO_"))}
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", env=env, timeout=timeout_s, check=False,
-            preexec_fn=end_with_us,
+            preexec_fn=tool.end_with_us,
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         raise CannotInstall(f"It took longer than {timeout_s:.0f} s: {what}.") from error

