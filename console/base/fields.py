@@ -124,6 +124,13 @@ def told(value: Any) -> Any:
     return value.isoformat() if isinstance(value, datetime) else value
 
 
+def plain_number(value: Any) -> Any:
+    """JSON's numbers with decimals come exact, and engines take floats; None for one of a size that nothing has."""
+    if isinstance(value, Decimal) and abs(value.adjusted()) > 30:
+        return None  # writing it out would take its zeros
+    return float(value) if isinstance(value, Decimal) else value
+
+
 def _number(value: Any) -> Decimal:
     """Decimal, never by way of a float's binary form; True is no number."""
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal | str) or len(str(value)) > 40:

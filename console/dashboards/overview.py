@@ -32,11 +32,18 @@ class ReplicaNow:
 
     replica: Replica
     stats: Mapping[str, Any]
+    held_bytes: int | None = None  # on its devices, as measured from outside
 
     @classmethod
-    def of(cls, replica: Replica, stats: Mapping[str, Any] | None) -> ReplicaNow:
+    def of(cls, replica: Replica, stats: Mapping[str, Any] | None, held_bytes: int | None = None) -> ReplicaNow:
         """What a worker said before it ended is not said of its successor, or of none."""
-        return cls(replica, (stats or {}) if replica.state in _SPEAKING else {})
+        return cls(replica, (stats or {}) if replica.state in _SPEAKING else {}, held_bytes)
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """What it says of itself, else what it was seen to hold: not every engine says it."""
+        told = self.stats.get("rss_bytes")
+        return self.held_bytes if told is None else int(told)
 
     @property
     def kv_usage(self) -> float | None:

@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from decimal import Decimal
 from typing import Any
 
 from django.db import IntegrityError, transaction
 
 from console.audit.actions import Actor, change, record
-from console.base.fields import Check, checked, choice, flag, number, optional, text, told, whole
+from console.base.fields import Check, checked, choice, flag, number, optional, plain_number, text, told, whole
 from console.catalog.models import Model, Runtime
 from console.errors import NotAllowed, Refused
 from console.fleet.models import Deployment, Replica, Revision, Route, RouteTarget
@@ -290,6 +289,11 @@ def _check_whole(deployment: Deployment) -> None:
     if deployment.quantisation not in ("", *able.quantisations):
         known = ", ".join(each for each in able.quantisations if each) or "none"
         raise Refused(f"{engine.title} cannot quantise to {deployment.quantisation}. It can: {known}.", "quantisation")
+    ranks, heads = deployment.parameters.get("tensor_parallel", 1), deployment.model.heads
+    if heads and heads % ranks:
+        raise Refused(
+            f"{ranks} cards cannot share the {heads} heads of {deployment.model} evenly.", "parameters.tensor_parallel"
+        )
     if deployment.lends and not able.lends:
         raise Refused(f"{engine.title} takes its memory at start and cannot lend it while it runs.", "lends")
     if deployment.min_replicas > deployment.max_replicas:
@@ -315,18 +319,10 @@ def parameters_of(engine: Adapter, given: Mapping[str, Any]) -> dict[str, Any]:
         if value is None or value == "":
             continue
         try:
-            found[name] = known.read(name, value) if isinstance(value, str) else known.parse(name, told_number(value))
+            found[name] = known.read(name, value) if isinstance(value, str) else known.parse(name, plain_number(value))
         except AdapterError as error:
             raise Refused(str(error), f"parameters.{name}") from None
     return found
-
-
-def told_number(value: Any) -> Any:
-    """JSON's numbers with decimals come exact; engines take floats."""
-    if isinstance(value, Decimal) and abs(value.adjusted()) > 30:
-        return None  # no parameter is of that size, and writing it out would take its zeros
-    plain = told(value)
-    return float(plain) if isinstance(plain, str) and not isinstance(value, str) else plain
 
 
 def _environment(engine: Adapter, given: Mapping[str, Any]) -> dict[str, str]:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
+from uuid import UUID
 
-from django.db.models import Q
+from django.db.models import Q, Sum
 from django.utils import timezone
 
 from console.dashboards.overview import ReplicaNow
@@ -23,7 +24,7 @@ from console.fleet.models import (
     Transition,
 )
 from console.fleet.worker_logs import search_log
-from console.placement.models import Decision
+from console.placement.models import Decision, Reservation
 
 WIDTH = 1000.0  # of drawings; they stretch to the panel
 LANE_H = 28
@@ -107,13 +108,16 @@ class Detail:
         """Read it, in a dozen small queries."""
         replicas = list(deployment.replicas.select_related("deployment"))
         stats = live.read(str(replica.id) for replica in replicas)
+        held = _held(deployment)
         rollout = deployment.rollouts.first()
         until = timezone.now()
         marks = _decisions(deployment)
         chart = _chart(deployment, marks, until)
         waiting = [each.id for each in replicas if each.state == Replica.State.PENDING]
         return cls(
-            replicas=[ReplicaNow.of(each, stats.get(str(each.id))) for each in replicas if _shown(each)],
+            replicas=[
+                ReplicaNow.of(each, stats.get(str(each.id)), held.get(each.id)) for each in replicas if _shown(each)
+            ],
             ready=sum(each.state == Replica.State.READY for each in replicas),
             rollout=rollout,
             lanes=_lanes(rollout, replicas, until) if rollout else (),
@@ -125,6 +129,13 @@ class Detail:
             transitions=_transitions(deployment, replicas),
             refusal=Decision.objects.filter(replica_id__in=waiting, placed=False).first() if waiting else None,
         )
+
+
+def _held(deployment: Deployment) -> dict[UUID, int]:
+    """Measured bytes of each replica, on all of its devices."""
+    lines = Reservation.objects.filter(deployment_id=deployment.pk, state=Reservation.State.RESERVED)
+    sums = lines.exclude(measured_bytes=None).values("replica_id").annotate(held=Sum("measured_bytes"))
+    return {each["replica_id"]: each["held"] for each in sums.order_by()}
 
 
 def _shown(replica: Replica) -> bool:

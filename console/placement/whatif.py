@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from console.base.fields import Check, checked, choice, flag, optional, text, whole
+from console.base.fields import Check, checked, choice, flag, optional, plain_number, text, whole
 from console.catalog.models import Model, Runtime
 from console.errors import Refused
 from console.placement import queries
@@ -31,7 +31,7 @@ def _names(value: Any) -> tuple[str, ...]:
 def _parameters(value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise ValueError("must be an object of engine parameters")
-    return dict(value)
+    return {str(name): plain_number(each) for name, each in value.items()}
 
 
 WHAT_IF_CHECKS: Mapping[str, Check] = {

@@ -105,6 +105,19 @@ class Parameter:
         return low and (self.high is None or number <= self.high)
 
 
+TENSOR_PARALLEL = Parameter(
+    "int",
+    "Cards of one replica, which share every layer and exchange their parts at each.",
+    "1 while the model fits on one card: two replicas serve more than one on two cards. Must divide the model's heads.",
+    default=1,
+    low=1,
+    high=64,
+    unit="cards",
+    devices=("gpu",),
+)
+"""`tensor_parallel` of engines that can; of a deployment's parameters it alone reaches them as a field of WorkerSpec."""
+
+
 @dataclass(frozen=True)
 class Capabilities:
     """What an engine can and cannot do, as its own documents or our own runs say."""

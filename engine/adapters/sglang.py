@@ -9,7 +9,16 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from engine.adapters.base import AdapterError, Capabilities, Parameter, WorkerSpec, checked, checked_variables, scrubbed
+from engine.adapters.base import (
+    TENSOR_PARALLEL,
+    AdapterError,
+    Capabilities,
+    Parameter,
+    WorkerSpec,
+    checked,
+    checked_variables,
+    scrubbed,
+)
 from engine.adapters.prometheus import read
 
 PARAMETERS: dict[str, Parameter] = {
@@ -48,6 +57,7 @@ PARAMETERS: dict[str, Parameter] = {
     "block_size": Parameter(
         "choice", "Tokens of one KV block.", "1 shares most.", choices=("1", "16", "32", "64"), unit="tokens"
     ),
+    "tensor_parallel": TENSOR_PARALLEL,
     "max_model_len": Parameter(
         "int", "Tokens of one sequence, prompt and answer together.", low=64, high=1 << 22, unit="tokens"
     ),

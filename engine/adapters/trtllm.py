@@ -9,7 +9,16 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from engine.adapters.base import AdapterError, Capabilities, Parameter, WorkerSpec, checked, checked_variables, scrubbed
+from engine.adapters.base import (
+    TENSOR_PARALLEL,
+    AdapterError,
+    Capabilities,
+    Parameter,
+    WorkerSpec,
+    checked,
+    checked_variables,
+    scrubbed,
+)
 
 PARAMETERS: dict[str, Parameter] = {
     "max_num_seqs": Parameter(
@@ -33,6 +42,7 @@ PARAMETERS: dict[str, Parameter] = {
         high=0.99,
         devices=("gpu",),
     ),
+    "tensor_parallel": TENSOR_PARALLEL,
     "max_model_len": Parameter(
         "int", "Tokens of one sequence, prompt and answer together (max_seq_len).", low=64, high=1 << 22, unit="tokens"
     ),

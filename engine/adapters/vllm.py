@@ -10,10 +10,21 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from engine.adapters.base import AdapterError, Capabilities, Parameter, WorkerSpec, checked, checked_variables, scrubbed
+from engine.adapters.base import (
+    TENSOR_PARALLEL,
+    AdapterError,
+    Capabilities,
+    Parameter,
+    WorkerSpec,
+    checked,
+    checked_variables,
+    scrubbed,
+)
 from engine.adapters.prometheus import Samples, read
 
 DEFAULT_MAX_NUM_SEQS = 128
+LONGEST_SOCKET = 107  # bytes of the path of a Unix socket
+RPC_NAME = 37  # of which vLLM takes so many for a name of its own
 DEFAULT_CPU_KV_BYTES = 1 << 30
 
 PARAMETERS: dict[str, Parameter] = {
@@ -68,6 +79,7 @@ PARAMETERS: dict[str, Parameter] = {
         choices=("16", "32", "64", "128"),
         unit="tokens",
     ),
+    "tensor_parallel": TENSOR_PARALLEL,
     "max_model_len": Parameter(
         "int",
         "Tokens of one sequence, prompt and answer together. Never more than the model was made for.",
@@ -199,6 +211,9 @@ class VllmAdapter:
     def environment(self, spec: WorkerSpec) -> dict[str, str]:
         """A worker's whole environment. What it compiles is kept below the cache, or every start is a first one."""
         own = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+        folder = str(spec.uds.parent)
+        if len(folder) <= LONGEST_SOCKET - RPC_NAME:  # else where everybody may write, as it does by itself
+            own["VLLM_RPC_BASE_PATH"] = folder
         if spec.cache is not None:
             own["TORCHINDUCTOR_CACHE_DIR"] = str(spec.cache / "vllm" / "inductor")
         if spec.traces is not None:

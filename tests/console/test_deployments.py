@@ -18,7 +18,7 @@ from console.catalog.models import Model, Runtime
 from console.errors import NotAllowed, Refused
 from console.fleet.deployment_actions import create_deployment, remove_deployment, roll_back, scale, set_deployment
 from console.fleet.models import Deployment, Replica, Revision, Route
-from console.fleet.revisions import config_at
+from console.fleet.revisions import config_at, config_of
 from console.placement.models import Device, Node
 from tests.console.test_key_actions import person
 
@@ -258,3 +258,18 @@ def test_going_back_brings_no_free_arguments_to_who_may_not_give_them(deployment
     with pytest.raises(NotAllowed, match="free_arguments"):
         roll_back(Actor(admin), deployment, 2)
     roll_back(Actor(admin), deployment, 1)
+
+
+def test_cards_of_a_replica_are_a_parameter_that_the_heads_bound(model: Model) -> None:
+    Model.objects.filter(pk=model.pk).update(format="safetensors", heads=28)
+    Runtime.objects.create(requirement="vllm==1", engine="vllm", version="1", state="ready")
+    values = {"model": "Tiny", "engine": "vllm", "runtime": "1", "desired_replicas": 0}
+    with refused("parameters.tensor_parallel", "cannot share the 28 heads"):
+        create_deployment(COMMAND_LINE, "x", {**values, "parameters": {"tensor_parallel": "3"}})
+    made = create_deployment(COMMAND_LINE, "x", {**values, "parameters": {"tensor_parallel": "4"}})
+    assert made.parameters == config_of(made)["parameters"] == {"tensor_parallel": 4}
+
+
+def test_the_embedded_engine_runs_on_one_device(model: Model) -> None:
+    with refused("parameters.tensor_parallel", "not a parameter of"):
+        create_deployment(COMMAND_LINE, "x", {"model": "Tiny", "parameters": {"tensor_parallel": 2}})

@@ -197,6 +197,15 @@ def test_a_plan_over_json_has_a_verdict_for_every_card(world: World) -> None:
     assert not Decision.objects.exists()
 
 
+def test_a_plan_over_json_takes_parameters_with_decimals(world: World) -> None:
+    body = {
+        "model": world.deployment.model.name, "engine": "vllm", "planned_concurrency": 16,
+        "parameters": {"gpu_memory_utilization": 0.85, "tensor_parallel": 1},
+    }  # fmt: skip
+    answer = signed_in(world).post("/api/v1/placement/plan", body, content_type="application/json")
+    assert answer.status_code == 200 and "placed" in answer.json()
+
+
 @pytest.mark.parametrize(
     ("body", "field"),
     [

@@ -192,6 +192,11 @@ class TestVllm:
         with pytest.raises(AdapterError, match="at least 2 cores"):
             adapter("vllm").environment(spec(cores=(0,), tensor_parallel=2))
 
+    def test_its_own_sockets_lie_beside_ours_and_not_where_everybody_may_write(self) -> None:
+        assert adapter("vllm").environment(SPEC)["VLLM_RPC_BASE_PATH"] == "/run"
+        deep = spec(uds=Path("/" + "d" * 71) / "w.sock")  # vLLM would not start: no socket has so long a path
+        assert "VLLM_RPC_BASE_PATH" not in adapter("vllm").environment(deep)
+
     def test_what_it_compiles_is_kept(self) -> None:
         env = adapter("vllm").environment(SPEC)
         assert env["HOME"] == "/data/vllm" and env["TORCHINDUCTOR_CACHE_DIR"].startswith("/data/vllm/")
