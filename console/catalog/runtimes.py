@@ -24,6 +24,7 @@ Say = Callable[[str], None]
 PROBE_TIMEOUT_S = 300.0
 INSTALL_TIMEOUT_S = 3600.0
 _REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,60})==(?P<version>[A-Za-z0-9][A-Za-z0-9.!+_-]{0,30})")
+_INSTALLERS = frozenset(("pip", "setuptools", "wheel"))
 _UNWANTED = ("torch", "torchvision", "torchaudio", "torchcodec")
 
 
@@ -156,9 +157,14 @@ def probe(home: Path, recipe: Recipe) -> dict[str, Any]:
 
 
 def checksum(home: Path) -> str:
-    """SHA-256 over names, versions and file lists (with their hashes) of all distributions in the environment."""
+    """SHA-256 over names, versions and file lists (with their hashes) of the distributions in the environment.
+
+    Those that only install others are left out: an environment has them or not by how it was made.
+    """
     whole = hashlib.sha256()
     for record in sorted(_distributions(home), key=lambda path: path.name.lower()):
+        if record.name.partition("-")[0].lower() in _INSTALLERS:
+            continue
         whole.update(f"{record.name}\0".encode())
         listing = record / "RECORD"
         if listing.is_file():

@@ -124,6 +124,20 @@ class TestRuntimes:
         (record / "RECORD").write_text("helper.py,sha256=other,1\n")
         assert runtimes.checksum(home) != before
 
+    def test_the_sum_is_the_same_with_and_without_what_installs(self, tmp_path: Path) -> None:
+        def environment(name: str, *distributions: str) -> Path:
+            for each in distributions:
+                record = tmp_path / name / "lib" / "python3.11" / "site-packages" / f"{each}.dist-info" / "RECORD"
+                record.parent.mkdir(parents=True)
+                record.write_text(f"{each}/__init__.py,sha256=abc,1\n")
+            return tmp_path / name
+
+        bare = runtimes.checksum(environment("bare", "helper-2.0"))
+        assert bare == runtimes.checksum(
+            environment("full", "helper-2.0", "pip-26.1", "setuptools-80.9.0", "wheel-0.45.1")
+        )
+        assert bare != runtimes.checksum(environment("more", "helper-2.0", "pip_tools-7.5.0"))
+
     def test_what_fails_leaves_nothing_and_can_be_asked_for_again(self, index: Path, data: Path) -> None:
         runtime = actions.add_runtime(Actor(), "broken-engine==0.1")
         jobs.work(print)
