@@ -10,7 +10,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -149,10 +148,7 @@ def probe(home: Path, recipe: Recipe) -> dict[str, Any]:
     if not python.exists():
         raise CannotInstall(f"There is no environment at {home}: {python} is missing.")
     said = _run([str(python), "-c", script], f"importing {recipe.module}", PROBE_TIMEOUT_S)
-    line = next((line for line in reversed(said.splitlines()) if line.startswith("fanlight:")), None)
-    if line is None:
-        raise CannotInstall(f"{recipe.module} was imported and said nothing of itself.")
-    facts: dict[str, Any] = json.loads(line.removeprefix("fanlight:"))
+    facts: dict[str, Any] = _answer(said, recipe.module)
     return facts
 
 
@@ -213,25 +209,30 @@ def _requirements(home: Path, name: str, without: Sequence[str]) -> list[str]:
         "    if need.marker is None or need.marker.evaluate({'extra': ''}):\n"
         "        need.marker = None\n"
         "        found.append(str(need))\n"
-        "print(json.dumps(found))"
+        "print('fanlight:' + json.dumps(found))"
     )
     said = _run([str(home / "bin" / "python"), "-c", script, name, *without], "reading what it needs")
-    found: list[str] = json.loads(said.splitlines()[-1])
+    found: list[str] = _answer(said, name)
     return found
 
 
-def _run(command: Sequence[str], what: str, timeout_s: float = INSTALL_TIMEOUT_S) -> str:
-    """Run one step, without Fanlight's settings and secrets in its environment. Raises CannotInstall."""
+def _answer(said: Sequence[str], what: str) -> Any:
+    """What our script printed, whatever else was written around it."""
+    line = next((line for line in reversed(said) if line.startswith("fanlight:")), None)
+    if line is None:
+        raise CannotInstall(f"{what} was looked at in its environment and said nothing of itself.")
+    return json.loads(line.removeprefix("fanlight:"))
+
+
+def _run(command: Sequence[str], what: str, timeout_s: float = INSTALL_TIMEOUT_S) -> list[str]:
+    """The lines of one step, run without Fanlight's settings and secrets in its environment. Raises CannotInstall."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("FANLIGHT_", "DJANGO_"))}
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", env=env, timeout=timeout_s, check=False,
-            preexec_fn=tool.end_with_us,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired as error:
-        raise CannotInstall(f"It took longer than {timeout_s:.0f} s: {what}.") from error
-    if done.returncode != 0:
-        lines = (done.stderr or done.stdout).strip().splitlines()
-        told = [line for line in lines if line.startswith("ERROR")] or lines[-3:]
+        with tool.started(command, timeout_s, env) as step:
+            said, ended = [line for line in step.lines() if line], step.wait()
+    except tool.TookTooLong as error:
+        raise CannotInstall(f"{what[0].upper()}{what[1:]} failed: {error}.") from error
+    if ended != 0:
+        told = [line for line in said if line.startswith("ERROR")] or said[-3:]
         raise CannotInstall(f"{what[0].upper()}{what[1:]} failed: {' '.join(told)[:600]}")
-    return done.stdout
+    return said

