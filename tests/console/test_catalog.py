@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -23,7 +24,7 @@ from django.test import Client
 from console.audit.actions import Actor
 from console.audit.models import AuditEntry
 from console.base import egress
-from console.catalog import actions, facts, files, hub, jobs, sources
+from console.catalog import actions, facts, files, hub, jobs, pinned, sources
 from console.catalog.files import RefusedFiles
 from console.catalog.models import Model, Runtime
 from console.catalog.sources import SourceError
@@ -255,8 +256,21 @@ class Mirror(BaseHTTPRequestHandler):
     """A hub as small as can be."""
 
     files: dict[str, bytes] = {}
+    drips: dict[str, bool] = {}  # path → whether only after the head
+    tells_length = True
+
+    def drip(self, after_the_head: bool) -> None:
+        """A byte now and then, until nobody listens any more."""
+        self.wfile.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000000\r\n" + b"\r\n" * after_the_head)
+        with contextlib.suppress(OSError):
+            while True:
+                self.wfile.write(b"x")
+                threading.Event().wait(0.002)
 
     def do_GET(self) -> None:
+        if self.path in self.drips:
+            self.drip(self.drips[self.path])
+            return
         body = self.files.get(self.path)
         if self.path == "/redirected/api/models/o/n/revision/main":
             self.send_response(302)
@@ -264,7 +278,8 @@ class Mirror(BaseHTTPRequestHandler):
             self.end_headers()
             return
         self.send_response(200 if body is not None else 404)
-        self.send_header("content-length", str(len(body or b"")))
+        if self.tells_length:
+            self.send_header("content-length", str(len(body or b"")))
         self.end_headers()
         self.wfile.write(body or b"")
 
@@ -311,6 +326,44 @@ class TestHub:
         )
         assert commit == self.COMMIT and sorted(path.name for path in folder.iterdir()) == names[:2]
         assert said[-1] == 100
+
+    @pytest.mark.parametrize("where", ["head", "body", "list"])
+    def test_a_mirror_that_drips_is_given_up(
+        self, tmp_path: Path, mirror: str, monkeypatch: pytest.MonkeyPatch, where: str
+    ) -> None:
+        monkeypatch.setattr(pinned, "PATIENCE_S", 0.05)
+        about = "/api/models/o/n/revision/main"
+        weights = f"/o/n/resolve/{self.COMMIT}/model.safetensors"
+        listed = {"sha": self.COMMIT, "siblings": [{"rfilename": "model.safetensors"}]}
+        Mirror.files = {about: json.dumps(listed).encode() + b" " * 20_000}
+        monkeypatch.setattr(
+            Mirror, "drips", {"head": {weights: False}, "body": {weights: True}}.get(where, {about: True})
+        )
+        with pytest.raises(SourceError, match="o/n@main could not be fetched: it was sent too slowly"):
+            hub.fetch(self.hub(tmp_path, mirror, "127.0.0.1"), "o/n", "main", tmp_path / "m", print, lambda _: None)
+        assert not list(tmp_path.iterdir())
+
+    def test_only_a_whole_minute_of_waiting_tells_the_pace(self) -> None:
+        pace = pinned.Pace()
+        pace.took(1, 59.0)  # a mirror that has to fetch it first
+        pace.took(2_000_000, 1.0)
+        for _ in range(100):
+            pace.took(500_000, 40.0)
+        pace.took(0, 30.0)
+        with pytest.raises(pinned.Unreachable, match="599,000 bytes in 60 s, and less than 10 kB a second"):
+            pace.took(599_000, 30.0)
+
+    def test_a_file_of_unknown_length_stops_where_the_disk_is_full(
+        self, tmp_path: Path, mirror: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        usage = type("usage", (), {"free": 1100})
+        monkeypatch.setattr(pinned.shutil, "disk_usage", lambda _path: usage)
+        Mirror.files = {"/endless": b"x" * 2000}
+        with pytest.raises(pinned.Unreachable, match="less room"):
+            pinned.download(f"{mirror}/endless", egress.parse_allow("127.0.0.1"), tmp_path / "f", print)
+        monkeypatch.setattr(Mirror, "tells_length", False)
+        with pytest.raises(pinned.Unreachable, match="no more room"):
+            pinned.download(f"{mirror}/endless", egress.parse_allow("127.0.0.1"), tmp_path / "f", print)
 
     def test_a_mirror_that_may_not_be_called_or_sends_elsewhere(self, tmp_path: Path, mirror: str) -> None:
         with pytest.raises(SourceError, match="FANLIGHT_EGRESS_ALLOW"):
