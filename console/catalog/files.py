@@ -119,7 +119,9 @@ def read_header(path: Path) -> dict[str, Any]:
     """The header of a safetensors file: tensors by name. Raises ValueError for what is none, or not whole."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        if not 2 <= length <= HEADER_BYTES:
+        if length > HEADER_BYTES:
+            raise ValueError(f"its header would have {length / 1e6:,.0f} MB, and at most {HEADER_BYTES >> 20} are read")
+        if length < 2:
             raise ValueError("its header has no possible length")
         header = json.loads(file.read(length))
     if not isinstance(header, dict):

@@ -31,7 +31,12 @@ _SCALARS = {
     12: "<d",
 }
 _STRING, _ARRAY = 8, 9
-_MAX_ITEMS = 1 << 26
+# The largest real headers have a few ten MB, and a million items in all their arrays.
+HEADER_BYTES = 100 << 20
+_MAX_ITEMS = 1 << 23
+_MAX_KEYS = 1 << 16
+_MAX_TENSORS = 1 << 20
+_MAX_DIMS = 8
 
 
 class TensorInfo(NamedTuple):
@@ -47,6 +52,7 @@ class GgufFile:
 
     def __init__(self, path: Path) -> None:
         self._at = 0
+        self._items = 0
         self.metadata: dict[str, Any] = {}
         self.tensors: dict[str, TensorInfo] = {}
         try:
@@ -81,6 +87,11 @@ class GgufFile:
         if magic != b"GGUF" or version not in (2, 3):
             raise UnsupportedModel(f"Not a GGUF v2 or v3 file (magic {magic!r}, version {version}).")
         num_tensors, num_keys = self._number("<Q"), self._number("<Q")
+        if num_tensors > _MAX_TENSORS or num_keys > _MAX_KEYS:
+            raise ValueError(
+                f"it says that it has {num_tensors:,} tensors and {num_keys:,} keys, where at most {_MAX_TENSORS:,} "
+                f"and {_MAX_KEYS:,} are read"
+            )
         for _ in range(num_keys):
             key = self._string()
             self.metadata[key] = self._value(self._number("<I"))
@@ -95,6 +106,8 @@ class GgufFile:
 
     def _tensor_info(self) -> tuple[str, TensorInfo]:
         name, dims = self._string(), self._number("<I")
+        if dims > _MAX_DIMS:
+            raise ValueError(f"{name[:100]} has {dims:,} dimensions")
         shape = tuple(self._number("<Q") for _ in range(dims))[::-1]
         return name, TensorInfo(shape, self._number("<I"), self._number("<Q"))
 
@@ -104,8 +117,9 @@ class GgufFile:
         if kind != _ARRAY:
             return self._number(_SCALARS[kind])
         item, count = self._number("<I"), self._number("<Q")
-        if count > _MAX_ITEMS:
-            raise ValueError(f"array of {count} items")
+        self._items += count
+        if self._items > _MAX_ITEMS:
+            raise ValueError(f"its arrays have {self._items:,} items or more, and at most {_MAX_ITEMS:,} are read")
         if item in _SCALARS:
             dtype = np.dtype(_SCALARS[item])
             return np.frombuffer(self._bytes(count * dtype.itemsize), dtype).tolist()
@@ -123,6 +137,8 @@ class GgufFile:
         start, self._at = self._at, self._at + count
         if self._at > len(self._map):
             raise ValueError("the file ends inside its header")
+        if self._at > HEADER_BYTES:
+            raise ValueError(f"its header has more than {HEADER_BYTES >> 20} MB")
         return self._map[start : self._at]
 
 

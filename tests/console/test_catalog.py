@@ -10,6 +10,7 @@ import os
 import pickle
 import struct
 import threading
+import tracemalloc
 import zipfile
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -30,6 +31,7 @@ from console.catalog.models import Model, Runtime
 from console.catalog.sources import SourceError
 from console.errors import NotAllowed, Refused
 from console.fleet.models import Deployment
+from engine.model import gguf_file
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16", "hidden_size": 8,
@@ -179,6 +181,39 @@ class TestFacts:
         (folder / "config.json").write_text(json.dumps({k: v for k, v in CONFIG.items() if k != "vocab_size"}))
         with pytest.raises(facts.Unreadable, match="vocab_size"):
             facts.read(files.inspect(folder, [root]))
+
+    @pytest.mark.parametrize(
+        ("counts", "begin", "why"),
+        [
+            ((0, 1), struct.pack("<Q1sIQ", 1, b"k", 8, 3 << 30), "its header has more than 100 MB"),  # one text
+            ((0, 1), struct.pack("<Q1sIIQ", 1, b"k", 9, 0, 3 << 30), "3,221,225,472 items"),  # of bytes
+            ((0, 9), 9 * struct.pack("<Q1sIIQ", 1, b"k", 9, 8, 1 << 20), "items or more"),  # texts, array after array
+            ((0, 1 << 40), b"", "1,099,511,627,776 keys"),
+            ((1 << 40, 0), b"", "1,099,511,627,776 tensors"),
+            ((1, 0), struct.pack("<Q1sI", 1, b"t", 1 << 30), "t has 1,073,741,824 dimensions"),
+        ],
+    )  # fmt: skip
+    def test_a_gguf_header_of_gigabytes_is_refused_and_not_read(
+        self, root: Path, monkeypatch: pytest.MonkeyPatch, counts: tuple[int, int], begin: bytes, why: str
+    ) -> None:
+        monkeypatch.setattr(gguf_file, "_MAX_ITEMS", 1 << 12)  # that many are no work for a test
+        with (root / "m.gguf").open("wb") as file:
+            file.write(b"GGUF" + struct.pack("<IQQ", 3, *counts) + begin)
+            file.truncate(4 << 30)  # sparse
+        tracemalloc.start()
+        try:
+            with pytest.raises(facts.Unreadable, match=why):
+                facts.read(files.inspect(root / "m.gguf", [root]))
+            assert tracemalloc.get_traced_memory()[1] < 32 << 20
+        finally:
+            tracemalloc.stop()
+
+    def test_a_safetensors_header_of_gigabytes_is_refused_and_not_read(self, root: Path) -> None:
+        with (model_folder(root / "m") / "model.safetensors").open("wb") as file:
+            file.write(struct.pack("<Q", 3 << 30))
+            file.truncate(4 << 30)
+        with pytest.raises(RefusedFiles, match="its header would have 3,221 MB, and at most 100 are read"):
+            files.inspect(root / "m", [root])
 
 
 class TestSources:
