@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 Say = Callable[[str], None]
 LOCK = 0x46_61_6E_63_61_74  # "Fancat"
 CONVERT_TIMEOUT_S = 3600.0
+MOST_FINDINGS = 40  # files of a refused model that are shown
 
 
 def work(say: Say = log.info) -> list[str]:
@@ -57,14 +58,14 @@ def work(say: Say = log.info) -> list[str]:
 
 def fetch_model(model: Model, say: Say) -> None:
     """Bring one model from registered to ready, refused or failed, with the reason on its row."""
-    _set(model, Model.State.FETCHING, "Being fetched and checked", progress=0)
+    _set(model, Model.State.FETCHING, "Being fetched and checked", progress=0, findings=[])
     try:
         path, source = _fetch(model, say)
         values = _read(model, path)
         _set(model, Model.State.READY, "Fetched, checked and read", progress=100, source=source, **values)
     except (RefusedFiles, facts.Unreadable) as refusal:
         why = storable(refusal)
-        _set(model, Model.State.REFUSED, why)
+        _set(model, Model.State.REFUSED, why, findings=_findings(refusal))
         record(SYSTEM, "model.refused", model, reason=why)
         say(f"{model.name}: refused. {why}")
     except Exception as error:  # whatever its files hold: one model must not keep all that wait behind it
@@ -104,6 +105,13 @@ def install_runtime(runtime: Runtime, say: Say) -> None:
     _set(runtime, Runtime.State.READY, told, progress=100, facts=runtime.facts | found, **values)
     record(SYSTEM, "runtime.ready", runtime, checksum=values["checksum"])
     say(f"{runtime.requirement} is ready")
+
+
+def _findings(refusal: Exception) -> list[dict[str, Any]]:
+    """The files that a refusal is about, those to be removed first; kept, so that no page has to look at them."""
+    found = [file for file in getattr(refusal, "files", ()) if file.kind != "ignored"]
+    found.sort(key=lambda file: not file.refusal)
+    return [{name: _storable(value) for name, value in file.told().items()} for file in found[:MOST_FINDINGS]]
 
 
 def _fetch(model: Model, say: Say) -> tuple[Path, str]:
@@ -203,8 +211,11 @@ def _take_up() -> None:
 
 def storable(error: Exception) -> str:
     """What an error says, as a column can hold it: names of files may hold bytes that are no text."""
-    said = str(error).replace("\0", "") or type(error).__name__
-    return said.encode("utf-8", "backslashreplace").decode()[:2000]
+    return _storable(str(error))[:2000] or type(error).__name__
+
+
+def _storable(value: Any) -> Any:
+    return value.replace("\0", "").encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
 
 
 @transaction.atomic

@@ -49,6 +49,8 @@ class Model(models.Model):
     state = models.CharField(max_length=12, choices=State.choices, default=State.REGISTERED)
     reason = models.TextField(blank=True)
     progress = models.PositiveSmallIntegerField(default=0, db_default=0)  # percent, while fetching
+    findings = models.JSONField(default=list, blank=True, db_default=[])
+    """What its files were recognised as when it was refused: name, size, kind and refusal of each."""
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:

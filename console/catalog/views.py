@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from django.conf import settings
@@ -16,7 +15,7 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_GET, require_POST
 
 from console.base.views import actor_of
-from console.catalog import actions, files
+from console.catalog import actions
 from console.catalog.models import Model, Runtime
 from console.catalog.runtimes import RECIPES
 from console.errors import ConsoleError
@@ -34,8 +33,6 @@ def models(request: HttpRequest) -> HttpResponse:
     staff = bool(request.user.is_staff)
     runtimes = list(Runtime.objects.prefetch_related("deployments")) if staff else []
     refused = [row for row in rows if row["model"].state in {Model.State.REFUSED, Model.State.FAILED}]
-    for row in refused:
-        row["files"] = _files_of(row["model"]) if staff else []
     context = {
         "rows": rows,
         "refused": refused,
@@ -133,23 +130,6 @@ def _row(model: Model) -> dict[str, Any]:
         "context_kv": per_token * model.context_length if per_token and model.context_length else None,
         "kinds": sorted(model.weights_by_type.items(), key=lambda kind: -kind[1]),
     }
-
-
-def _files_of(model: Model) -> list[files.Found]:
-    """What a refused model's files were recognised as, looked at now; nothing where there is nothing to look at."""
-    kind, _colon, rest = model.source.partition(":")
-    if kind != "file":
-        return []
-    roots = settings.ENV["MODEL_ROOTS"]
-    for path in [Path(rest)] if Path(rest).is_absolute() else [root / rest for root in roots]:
-        try:
-            files.inspect(path, roots)
-        except files.RefusedFiles as refusal:
-            if refusal.files:
-                return [file for file in refusal.files if file.kind != "ignored"][:40]
-        except OSError:
-            continue
-    return []
 
 
 def _admins_only(request: HttpRequest) -> None:

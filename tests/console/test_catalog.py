@@ -434,11 +434,16 @@ class TestModels:
         assert model.state == Model.State.REFUSED and model.reason.startswith(
             "pytorch_model.bin: its weights are a pickle"
         )
+        assert [(found["name"], found["kind"]) for found in model.findings] == [
+            ("pytorch_model.bin", "pickle"),
+            ("config.json", "text"),
+            ("model.safetensors", "safetensors"),
+        ]
         bad.unlink()
         actions.retry(Actor(), model)
         jobs.work(print)
         model.refresh_from_db()
-        assert model.state == Model.State.READY
+        assert model.state == Model.State.READY and model.findings == []
         with pytest.raises(Refused, match="only what failed"):
             actions.retry(Actor(), model)
 
@@ -575,7 +580,9 @@ def test_one_process_is_at_work_at_a_time(root: Path) -> None:
 
 @pytest.mark.django_db
 class TestPagesAndApi:
-    def test_the_page_registers_refuses_and_forgets(self, root: Path, django_user_model: Any) -> None:
+    def test_the_page_registers_refuses_and_forgets(
+        self, root: Path, django_user_model: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         client = self.admin(django_user_model)
         (model_folder(root / "m") / "pytorch_model.bin").write_bytes(pickle.dumps([1]))
         made = client.post(
@@ -583,7 +590,9 @@ class TestPagesAndApi:
         )
         assert "m is registered" in made.content.decode()
         jobs.work(print)
-        page = client.get("/models/").content.decode()
+        with monkeypatch.context() as looking:
+            looking.setattr(files, "inspect", lambda *_: pytest.fail("a visit looked at the files"))
+            page = client.get("/models/").content.decode()
         assert "its weights are a pickle" in page and "pytorch_model.bin" in page and "model.safetensors" in page
         (root / "m" / "pytorch_model.bin").unlink()
         model = Model.objects.get()
