@@ -12,7 +12,7 @@ from django.db.models import Q, Sum
 from django.utils import timezone
 
 from console.dashboards.overview import ReplicaNow
-from console.fleet import live
+from console.fleet import live, rollout_steps
 from console.fleet.models import (
     Deployment,
     Replica,
@@ -89,6 +89,7 @@ class Detail:
     replicas: list[ReplicaNow]
     ready: int
     rollout: Rollout | None
+    steps: tuple[rollout_steps.Step, ...]
     lanes: tuple[Lane, ...]
     now_x: float
     revisions: list[Revision]
@@ -120,6 +121,7 @@ class Detail:
             ],
             ready=sum(each.state == Replica.State.READY for each in replicas),
             rollout=rollout,
+            steps=rollout_steps.steps(rollout, replicas, stats) if rollout else (),
             lanes=_lanes(rollout, replicas, until) if rollout else (),
             now_x=_window(rollout, until)[2](until) if rollout and rollout.ended_at is None else -1,
             revisions=list(deployment.revisions.all()[:12]),

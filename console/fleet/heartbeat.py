@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import redis
 
+from console import coordination
 from console.fleet import live, probe
 from console.fleet.probe import Answer, Where
 from console.fleet.progress import Busy, Progress
@@ -20,6 +24,30 @@ from engine.adapters import adapter
 BEAT_S = 0.5
 STALE_S = 3.0  # what a worker said longer ago means nothing any more
 IDLE_CHECK_S = 30.0  # an engine that cannot tell a stuck core from an idle one proves itself this often while idle
+OWED_CHECK_S = 1.0  # and so soon where gateways wait for it,
+OWED_AGAIN_S = 5.0  # but not more often than this: they may wait for clients that read slowly
+
+
+class _Owed:
+    """Requests that gateways have in each replica, asked for at most once a second."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._slots: Mapping[str, int] = {}
+        self._at = -math.inf
+
+    def of(self, replica_id: str) -> int:
+        """Of one replica; 0 where Valkey does not say. Who comes while another asks takes what was known before."""
+        if self._lock.acquire(blocking=False):
+            try:
+                if time.monotonic() - self._at >= OWED_CHECK_S:
+                    self._at = time.monotonic()
+                    self._slots = coordination.read(()).slots
+            except coordination.Away:
+                self._slots = {}
+            finally:
+                self._lock.release()
+        return self._slots.get(replica_id, 0)
 
 
 @dataclass
@@ -32,19 +60,28 @@ class _Proof:
     failure: str = ""  # why the last one was not given
     check: probe.Verification | None = None  # under way
     given: int = 0  # tokens asked for and got: requests that nobody sent
+    begun_at: float = -math.inf
 
-    def look(self, progress: Progress, where: Where, asleep: bool) -> str | None:
-        """Begin or end a check where it is time. Returns why the engine is stuck, or None."""
+    def look(self, progress: Progress, where: Where, asleep: bool, owes: Callable[[], int]) -> str | None:
+        """Begin or end a check where it is time. Returns why the engine is stuck, or None.
+
+        `owes` tells how many requests gateways wait for there.
+        """
         if self.check is not None and not self.check.is_alive():
             self.failure = "" if self.check.seconds is not None else self.check.failure
             self.given += self.check.seconds is not None
             self.check = None
         if progress.stepped or asleep:
             self.failure = ""
-        elif self.check is None and progress.idle_s > IDLE_CHECK_S:
-            progress.idle_s = 0.0
+        elif self.check is None and self._is_due(progress.idle_s, owes):
+            progress.idle_s, self.begun_at = 0.0, time.monotonic()
             self.check = probe.Verification(where.address, where.served_name, progress.limit_s)
         return f"idle, but: {self.failure}" if self.failure else None
+
+    def _is_due(self, idle_s: float, owes: Callable[[], int]) -> bool:
+        if idle_s > IDLE_CHECK_S:
+            return True
+        return idle_s > OWED_CHECK_S and time.monotonic() - self.begun_at > OWED_AGAIN_S and owes() > 0
 
 
 @dataclass
@@ -76,6 +113,7 @@ class Heartbeats:
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(max_workers=16, thread_name_prefix="probe")
         self._valkey = live.client()
+        self._owed = _Owed()
 
     def run(self, stop: threading.Event) -> None:
         """Beat until `stop` is set."""
@@ -125,7 +163,7 @@ class Heartbeats:
             with self._lock:
                 pulse.failing_since = pulse.failing_since or asked_at
         else:
-            stats = self._heard(pulse, answer, asked_at)
+            stats = self._heard(replica_id, pulse, answer, asked_at)
         finally:
             with self._lock:
                 pulse.asking = False
@@ -133,13 +171,15 @@ class Heartbeats:
             with contextlib.suppress(redis.RedisError):
                 live.publish(self._valkey, replica_id, stats)
 
-    def _heard(self, pulse: _Pulse, answer: Answer, now: float) -> dict[str, Any]:
+    def _heard(self, replica_id: str, pulse: _Pulse, answer: Answer, now: float) -> dict[str, Any]:
         """Judge an answer; returns the stats to publish."""
         stuck = None
         busy = {"busy": pulse.busy.see(now, answer.stats)} if answer.stats else {}
         if pulse.progress is not None and answer.stats:
             stuck = pulse.progress.see(now, answer.stats)
-            stuck = stuck or pulse.proof.look(pulse.progress, pulse.where, bool(answer.stats.get("asleep")))
+            asleep = bool(answer.stats.get("asleep"))
+            owes = partial(self._owed.of, replica_id)
+            stuck = stuck or pulse.proof.look(pulse.progress, pulse.where, asleep, owes)
         stats = {**answer.stats, **busy, **_without(answer.stats, pulse.proof.given)}
         with self._lock:
             pulse.healthy = answer.healthy and stuck is None

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from console import coordination
 from console.fleet import heartbeat, probe, progress
 from console.fleet.heartbeat import Heartbeats
 from console.fleet.probe import NoAnswer, Where
@@ -67,6 +68,13 @@ class FakeVllm:
         return 200, json.dumps({"usage": {"completion_tokens": 2, "prompt_tokens": size}})
 
 
+@dataclass
+class Owed:
+    """What gateways have in replicas."""
+
+    slots: dict[str, int]
+
+
 @pytest.fixture
 def engine() -> FakeVllm:
     return FakeVllm()
@@ -113,6 +121,8 @@ def hearts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Heartbeats]:
     """Heartbeats that beat, judge and publish at fifty times their pace."""
     monkeypatch.setattr(heartbeat, "BEAT_S", 0.01)
     monkeypatch.setattr(heartbeat, "IDLE_CHECK_S", 0.2)
+    monkeypatch.setattr(heartbeat, "OWED_CHECK_S", 0.05)
+    monkeypatch.setattr(coordination, "read", lambda _scopes: Owed({}))
     monkeypatch.setattr(progress, "HUNG_FLOOR_S", 0.3)
     published: list[dict[str, Any]] = []
     monkeypatch.setattr(heartbeat.live, "publish", lambda _valkey, _replica, stats: published.append(stats))
@@ -203,6 +213,34 @@ class TestHeartbeats:
         until(lambda: hearts.published[-1]["requests_finished"]["length"] == 1)
         heard = hearts.heard("r")
         assert heard is not None and heard.healthy
+
+    def test_one_that_gateways_wait_for_proves_itself_at_once(
+        self, engine: FakeVllm, uds: str, hearts: Heartbeats, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(heartbeat, "IDLE_CHECK_S", 3600)
+        engine.stuck = True
+        hearts.watch("rested", where(uds))
+        hearts.watch("r", where(uds))
+        monkeypatch.setattr(coordination, "read", lambda _scopes: Owed({"r": 1}))
+        until(lambda: (heard := hearts.heard("r")) is not None and not heard.healthy)
+        heard, rested = hearts.heard("r"), hearts.heard("rested")
+        assert heard is not None and heard.reason.startswith("idle, but: The test prompt got no answer")
+        assert rested is not None and rested.healthy
+
+    def test_slots_that_cannot_be_read_make_nobody_suspicious(
+        self, engine: FakeVllm, uds: str, hearts: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def away(_scopes: Any) -> Any:
+            asked.append(1)
+            raise coordination.Away("stopped")
+
+        asked: list[int] = []
+        monkeypatch.setattr(heartbeat, "IDLE_CHECK_S", 3600)
+        monkeypatch.setattr(coordination, "read", away)
+        hearts.watch("r", where(uds))
+        until(lambda: len(asked) > 2)
+        heard = hearts.heard("r")
+        assert heard is not None and heard.healthy and not engine.prompts
 
     def test_an_idle_engine_that_gives_none_is_not_healthy(
         self, engine: FakeVllm, uds: str, hearts: Heartbeats

@@ -49,10 +49,26 @@ def devices() -> None:
         )  # fmt: skip
 
 
+SWEEP = {
+    "at": "2026-03-01T10:00:00+00:00", "revision": 1, "device": "cpu", "engine_version": "0.1.0", "best": 2,
+    "asked": {"prompt_tokens": 256, "answer_tokens": 64, "rounds": 3, "p99_limit_s": 1.5, "in_service": False},
+    "stopped_by": "P99 was 1.90 s at 4, and may be 1.5 s",
+    "steps": [
+        {
+            "sequences": number, "requests": 12, "failed": 0, "p50_s": p99 * 0.8, "p99_s": p99, "tokens_s": speed,
+            "kv_peak": 0.1 * number, "preemptions": 0, "waited": False,
+        }
+        for number, p99, speed in ((1, 0.6, 110.0), (2, 0.9, 190.0), (4, 1.9, 240.0))
+    ],
+}  # fmt: skip
+
+
 def eventful(world: World) -> Deployment:
     """The world's deployment in the middle of a rollout, after a hang, with an autoscaler that has done something."""
     deployment = set_deployment(COMMAND_LINE, world.deployment, {"parameters": {"max_num_seqs": 32}})
-    Deployment.objects.filter(pk=deployment.pk).update(autoscale=True, max_replicas=3, start_s=4.2, desired_replicas=2)
+    Deployment.objects.filter(pk=deployment.pk).update(
+        autoscale=True, max_replicas=3, start_s=4.2, desired_replicas=2, sweep=SWEEP
+    )
     old = world.replica
     new = Replica.objects.create(deployment=deployment, ordinal=2, revision=2)
     Rollout.objects.create(deployment=deployment, from_revision=1, to_revision=2)
@@ -157,6 +173,9 @@ def test_the_page_of_one_shows_all_that_happens_to_it(visit: Visit, wide: int, t
     page.locator("details.more summary").first.click()
     expect(page.locator("pre.code").first).to_contain_text("runner.py:112")
     expect(page.locator(".marks")).to_contain_text("no scaling during a rollout")
+    assert page.locator(".steps li").count() == 5
+    assert [page.locator(".steps li").nth(n).get_attribute("class") for n in (0, 2)] == ["", "now"]
+    expect(page.locator("tr.sel", has_text="190")).to_be_visible()
 
 
 def test_the_log_is_searched_by_typing(visit: Visit) -> None:

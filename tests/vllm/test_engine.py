@@ -86,6 +86,7 @@ class TestProgress:
         monkeypatch.setattr(progress, "HUNG_FLOOR_S", 1.5)
         monkeypatch.setattr(progress, "HUNG_FACTOR", 0.01)
         monkeypatch.setattr(heartbeat.live, "publish", lambda *_args: None)
+        monkeypatch.setattr(heartbeat._Owed, "of", lambda *_args: 0)
         beats, stop = Heartbeats(), threading.Event()
         thread = threading.Thread(target=beats.run, args=(stop,), daemon=True)
         thread.start()
