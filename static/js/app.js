@@ -70,7 +70,10 @@ function choose(button) {
 function openDialog(opener) {
   const dialog = document.getElementById(opener.dataset.dialog);
   if (!dialog) return;
-  dialog.dispatchEvent(new CustomEvent("open-by", { detail: opener }));
+  if (opener.dataset.action) {
+    $("form", dialog).action = opener.dataset.action;
+    $("[data-name]", dialog).textContent = opener.dataset.name;
+  }
   for (const pop of $$("details[data-pop][open]")) pop.open = false;
   dialog.showModal();
 }

@@ -21,6 +21,7 @@ pytest.importorskip("playwright.sync_api")
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from console import contract
+from console.catalog.models import Model, Runtime
 from serving.port import Delta, Principal
 from tests.e2e.world import PASSWORD, World, deliver, settled
 from tests.e2e.world import shared_world as shared_world
@@ -357,6 +358,28 @@ def test_a_key_is_made_and_revoked(visit: Visit) -> None:
     expect(page.locator("#revoke")).to_contain_text("ci")
     page.click("#revoke button.danger")
     expect(page.locator("tr.ended")).to_contain_text("ci")
+
+
+def test_a_person_and_a_model_are_let_go_only_after_a_question(visit: Visit) -> None:
+    bad = Model.objects.create(name="bad", source="file:bad", state=Model.State.REFUSED, reason="It is a pickle.")
+    runtime = Runtime.objects.create(requirement="vllm==1", engine="vllm", version="1", state=Runtime.State.FAILED)
+    visit.sign_in("admin")
+    page = visit.page
+    for path, row, dialog, name in (
+        ("/models/", "section:has(h2:text-is('bad'))", "#forget-model", "bad"),
+        ("/models/", "#runtimes tr:has-text('vllm==1')", "#forget-runtime", "vllm==1"),
+        ("/tenants/aurora/", "tr:has-text('vera')", "#remove", "vera"),
+    ):
+        visit.go(path)
+        opener = page.locator(row).locator("[data-dialog]")
+        opener.click()
+        expect(page.locator(f"{dialog} [data-name]")).to_have_text(name)
+        page.click(f"{dialog} [data-close]")
+        expect(page.locator(row)).to_have_count(1)
+        opener.click()
+        page.click(f"{dialog} button.danger")
+        expect(page.locator(row)).to_have_count(0)
+    assert not Model.objects.filter(pk=bad.pk).exists() and not Runtime.objects.filter(pk=runtime.pk).exists()
 
 
 @pytest.mark.parametrize(("width", "height"), [(1440, 900), (390, 844)])
