@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,11 +49,19 @@ def threads_wanted() -> int:
 
 
 def socket_of(replica: Replica, epoch: int) -> Path:
-    """Where the worker of a launch listens. Sockets of earlier launches are removed."""
-    folder = settings.LAYOUT.worker_sockets
-    for stale in folder.glob(f"{replica.id.hex[:10]}-*.sock"):
-        stale.unlink(missing_ok=True)
-    return Path(folder / f"{replica.id.hex[:10]}-{epoch}.sock")
+    """Where the worker of a launch listens; beside it is a folder for sockets of its own (`WorkerSpec.sockets`).
+
+    What earlier launches left behind there is removed: a worker that was killed removes nothing.
+    """
+    folder, name = settings.LAYOUT.worker_sockets, replica.id.hex[:10]
+    for stale in folder.glob(f"{name}-*"):
+        if stale.is_dir():
+            shutil.rmtree(stale, ignore_errors=True)
+        else:
+            stale.unlink(missing_ok=True)
+    uds = Path(folder / f"{name}-{epoch}.sock")
+    uds.with_suffix("").mkdir(mode=0o700, exist_ok=True)
+    return uds
 
 
 def launch_of(replica: Replica, epoch: int, uds: Path, found: Configured, place: Place, launcher: Launcher) -> Launch:

@@ -191,7 +191,7 @@ class Workers:
         except NoPlace as error:
             self._wait_for_room(replica, str(error))
             return
-        except AdapterError as error:
+        except (AdapterError, OSError) as error:
             self.move(replica, reconcile.Decision(State.FAILED, str(error)))
             return
         # The row first: a controller that dies in between finds no worker of this epoch and starts one.

@@ -52,6 +52,11 @@ class WorkerSpec:
     port: int = 0  # of loopback, for engines that know no Unix socket
     key: str = ""  # that such an engine asks for
 
+    @property
+    def sockets(self) -> Path:
+        """A private folder, there before the worker is, for sockets between its own processes."""
+        return self.uds.with_suffix("")
+
 
 @dataclass(frozen=True)
 class Parameter:
@@ -115,7 +120,7 @@ TENSOR_PARALLEL = Parameter(
     unit="cards",
     devices=("gpu",),
 )
-"""`tensor_parallel` of engines that can; of a deployment's parameters it alone reaches them as a field of WorkerSpec."""
+"""Of engines that can. Alone of a deployment's parameters it reaches them as a field of WorkerSpec."""
 
 
 @dataclass(frozen=True)

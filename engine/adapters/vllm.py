@@ -211,7 +211,7 @@ class VllmAdapter:
     def environment(self, spec: WorkerSpec) -> dict[str, str]:
         """A worker's whole environment. What it compiles is kept below the cache, or every start is a first one."""
         own = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-        folder = str(spec.uds.parent)
+        folder = str(spec.sockets)
         if len(folder) <= LONGEST_SOCKET - RPC_NAME:  # else where everybody may write, as it does by itself
             own["VLLM_RPC_BASE_PATH"] = folder
         if spec.cache is not None:

@@ -50,6 +50,17 @@ def test_a_killed_worker_is_replaced_and_the_signal_is_named(house: House) -> No
     assert (second.epoch, second.restarts) == (2, 1)
 
 
+def test_what_a_killed_worker_left_beside_its_socket_is_removed_with_it(house: House) -> None:
+    first = house.until_state(State.READY)
+    folder = Path(first.uds).with_suffix("")
+    assert folder.stat().st_mode & 0o777 == 0o700
+    (folder / "left-over").touch()
+    os.kill(first.pid or 0, signal.SIGKILL)
+    house.until_state(State.FAILED)
+    second = house.until_state(State.READY)
+    assert not folder.exists() and Path(second.uds).with_suffix("").is_dir()
+
+
 def test_the_last_line_is_a_whole_one_and_none_of_the_engines_records(tmp_path: Path) -> None:
     log = tmp_path / "worker.log"
     log.write_text('{"event": "ready", "n": 1}\n' * 400)

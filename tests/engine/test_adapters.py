@@ -193,7 +193,7 @@ class TestVllm:
             adapter("vllm").environment(spec(cores=(0,), tensor_parallel=2))
 
     def test_its_own_sockets_lie_beside_ours_and_not_where_everybody_may_write(self) -> None:
-        assert adapter("vllm").environment(SPEC)["VLLM_RPC_BASE_PATH"] == "/run"
+        assert adapter("vllm").environment(SPEC)["VLLM_RPC_BASE_PATH"] == "/run/w"
         deep = spec(uds=Path("/" + "d" * 71) / "w.sock")  # vLLM would not start: no socket has so long a path
         assert "VLLM_RPC_BASE_PATH" not in adapter("vllm").environment(deep)
 

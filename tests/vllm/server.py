@@ -40,6 +40,7 @@ class Server:
 
     def __init__(self, model: Path, folder: Path, served_name: str) -> None:
         self.uds = folder / "v.sock"
+        self.uds.with_suffix("").mkdir()
         self.log = folder / "v.log"
         self.served_name = served_name
         self.spec = WorkerSpec(
