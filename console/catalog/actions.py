@@ -235,7 +235,7 @@ def runtime_facts(runtime: Runtime) -> dict[str, Any]:
 
 def _delete(source: str, name: str) -> None:
     """Only what lies in our own folder: never a file: model, and never the hub cache."""
-    if source == BUNDLED.spec:
+    if source == BUNDLED.spec and not Model.objects.filter(source=source).exists():  # all of that source share it
         (settings.LAYOUT.models / BUNDLED.file_name).unlink(missing_ok=True)
     shutil.rmtree(model_home(name), ignore_errors=True)
 

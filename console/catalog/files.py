@@ -10,6 +10,7 @@ import json
 import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +139,10 @@ def read_header(path: Path) -> dict[str, Any]:
 
 def _look_into(folder: Path, roots: Sequence[Path]) -> list[Found]:
     found: list[Found] = []
-    for path in sorted(folder.rglob("*")):
+    listed = list(islice(folder.rglob("*"), MOST_FILES + 1))
+    if len(listed) > MOST_FILES:
+        raise RefusedFiles(f"There are more than {MOST_FILES:,} files and folders in it.")
+    for path in sorted(listed):
         name = str(path.relative_to(folder))
         if not name.isprintable():
             shown = name.encode("utf-8", "backslashreplace").decode()
@@ -146,8 +150,6 @@ def _look_into(folder: Path, roots: Sequence[Path]) -> list[Found]:
         if path.is_dir() and not path.is_symlink():
             continue
         found.append(_recognise(path, name, roots))
-        if len(found) > MOST_FILES:
-            raise RefusedFiles(f"There are more than {MOST_FILES:,} files in it.", found)
     return found
 
 

@@ -25,6 +25,7 @@ from django.test import Client
 from console.audit.actions import Actor
 from console.audit.models import AuditEntry
 from console.base import egress
+from console.base.layout import Layout
 from console.catalog import actions, facts, files, hub, jobs, pinned, sources
 from console.catalog.files import RefusedFiles
 from console.catalog.models import Model, Runtime
@@ -132,6 +133,20 @@ class TestFiles:
         os.mkfifo(model_folder(root / "m") / "pipe.json")
         with pytest.raises(RefusedFiles, match="no ordinary file"):
             files.inspect(root / "m", [root])
+
+    def test_a_tree_of_any_size_is_not_listed(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        listed: list[int] = []
+
+        def endless(_folder: Path, _pattern: str) -> Iterator[Path]:
+            while True:
+                listed.append(1)
+                yield root / "m" / f"{len(listed)}.json"
+
+        model_folder(root / "m")
+        monkeypatch.setattr(Path, "rglob", endless)
+        with pytest.raises(RefusedFiles, match="more than 5,000 files"):
+            files.inspect(root / "m", [root])
+        assert len(listed) == 5_001
 
     def test_no_weights_or_no_config(self, root: Path) -> None:
         (root / "empty").mkdir()
@@ -484,6 +499,20 @@ class TestModels:
         deployment.delete()
         actions.remove(Actor(), model)
         assert not Model.objects.exists() and (root / "m" / "model.safetensors").exists()
+
+    def test_the_bundled_file_stays_while_another_model_is_it(
+        self, root: Path, settings: Any, django_capture_on_commit_callbacks: Any
+    ) -> None:
+        settings.LAYOUT = Layout(root)
+        weights = settings.LAYOUT.models / sources.BUNDLED.file_name
+        weights.parent.mkdir()
+        weights.write_bytes(b"GGUF")
+        for name in ("first", "second"):
+            Model.objects.create(name=name, source=sources.BUNDLED.spec)
+        for name, stays in (("first", True), ("second", False)):
+            with django_capture_on_commit_callbacks(execute=True):
+                actions.remove(Actor(), Model.objects.get(name=name))
+            assert weights.exists() == stays
 
     @pytest.mark.parametrize(
         ("name", "values", "field"),
