@@ -61,7 +61,7 @@ class Progress:
             self.idle_s += passed
         if self.without_step_s <= self.limit_s:
             return None
-        return f"{stats['running']} running and no step for {self.without_step_s:.0f} s"
+        return f"{stats['running']} running and no step for {self.without_step_s:.0f} s (limit {self.limit_s:.0f} s)"
 
     def _learn(self, seconds: float, steps: int, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
         """How long a token takes, from the time since the last step, if it never rested in it."""

@@ -40,7 +40,7 @@ class TestProgress:
         engine = Looks()
         engine.see(7, 0)
         assert engine.rest(HUNG_FLOOR_S, 7, 3) is None
-        assert engine.rest(1.5, 7, 3) == "3 running and no step for 11 s"
+        assert engine.rest(1.5, 7, 3) == "3 running and no step for 11 s (limit 10 s)"
         assert engine.see(8, 3) is None  # it stepped after all
 
     def test_an_idle_engine_is_not_hung(self) -> None:
@@ -69,7 +69,7 @@ class TestProgress:
             engine.see(8 * step, 1, 8 * step)
         assert engine.progress.limit_s == HUNG_FLOOR_S
         assert engine.rest(HUNG_FLOOR_S, 3192, 1, 3192) is None
-        assert engine.rest(1, 3192, 1, 3192) == "1 running and no step for 11 s"
+        assert engine.rest(1, 3192, 1, 3192) == "1 running and no step for 11 s (limit 10 s)"
 
     def test_a_large_step_over_several_looks_counts_with_all_its_time(self) -> None:
         engine = Looks(max_step_tokens=2048, token_s=0.001)
