@@ -115,7 +115,7 @@ def hang(stack: Stack, key: str, core: bool, cold_s: float) -> dict[str, Any]:
     asked = load.stop()
     moves = [json.loads(line) for line in stack.manage("transitions", "--json", "--limit", "60").splitlines()]
     moves = [move for move in reversed(moves) if NAME in move["subject"] and move["at"] >= stopped_at]
-    hung = next((move for move in moves if move["new"] == "hung"), {})
+    hung: dict[str, Any] = next((move for move in moves if move["new"] == "hung"), {})
     reason = str(hung.get("reason", ""))
     told = re.search(r"limit (\d+) s", reason)
     limit_s = int(told.group(1)) if told else STEPLESS_S  # a core that got stuck between two requests says none
