@@ -26,6 +26,7 @@ STALE_S = 3.0  # what a worker said longer ago means nothing any more
 IDLE_CHECK_S = 30.0  # an engine that cannot tell a stuck core from an idle one proves itself this often while idle
 OWED_CHECK_S = 1.0  # and so soon where gateways wait for it,
 OWED_AGAIN_S = 5.0  # but not more often than this: they may wait for clients that read slowly
+OWED_REST_S = 8.0  # the longest between two questions whether they wait, for one that rests
 
 
 class _Owed:
@@ -61,8 +62,11 @@ class _Proof:
     check: probe.Verification | None = None  # under way
     given: int = 0  # tokens asked for and got: requests that nobody sent
     begun_at: float = -math.inf
+    begun_steps: int = 0  # of the engine, then
+    owed_since: float | None = None  # gateways wait for it, and it makes no step
+    ask_at: float = -math.inf  # whether they do
 
-    def look(self, progress: Progress, where: Where, asleep: bool, owes: Callable[[], int]) -> str | None:
+    def look(self, progress: Progress, where: Where, stats: Mapping[str, Any], owes: Callable[[], int]) -> str | None:
         """Begin or end a check where it is time. Returns why the engine is stuck, or None.
 
         `owes` tells how many requests gateways wait for there.
@@ -71,17 +75,34 @@ class _Proof:
             self.failure = "" if self.check.seconds is not None else self.check.failure
             self.given += self.check.seconds is not None
             self.check = None
-        if progress.stepped or asleep:
-            self.failure = ""
-        elif self.check is None and self._is_due(progress.idle_s, owes):
-            progress.idle_s, self.begun_at = 0.0, time.monotonic()
-            self.check = probe.Verification(where.address, where.served_name, progress.limit_s)
-        return f"idle, but: {self.failure}" if self.failure else None
+        if progress.stepped or stats.get("asleep"):
+            self.owed_since, self.ask_at = None, -math.inf
+        if stats["steps"] != self.begun_steps or stats.get("asleep"):
+            self.failure = ""  # it waited behind others, who got on
+        elif self.failure and not stats["running"]:
+            return f"idle, but: {self.failure}"
+        if self.check is None and not stats.get("asleep") and self._is_due(progress.idle_s, owes):
+            timeout_s = max(progress.limit_s - progress.idle_s, progress.limit_s / 2)
+            progress.idle_s, self.begun_at, self.begun_steps = 0.0, time.monotonic(), stats["steps"]
+            self.check = probe.Verification(where.address, where.served_name, timeout_s)
+        return None
 
     def _is_due(self, idle_s: float, owes: Callable[[], int]) -> bool:
         if idle_s > IDLE_CHECK_S:
             return True
-        return idle_s > OWED_CHECK_S and time.monotonic() - self.begun_at > OWED_AGAIN_S and owes() > 0
+        now = time.monotonic()
+        if idle_s < OWED_CHECK_S or now < self.ask_at or now - self.begun_at < OWED_AGAIN_S:
+            return False
+        if not owes():
+            self.owed_since = None
+            self.ask_at = now + min(idle_s, OWED_REST_S)
+            return False
+        if (
+            self.owed_since is None
+        ):  # the first of them may be on its way still, or in a first step that nobody counts yet
+            self.owed_since, self.ask_at = now, now + OWED_CHECK_S
+            return False
+        return True
 
 
 @dataclass
@@ -177,9 +198,8 @@ class Heartbeats:
         busy = {"busy": pulse.busy.see(now, answer.stats)} if answer.stats else {}
         if pulse.progress is not None and answer.stats:
             stuck = pulse.progress.see(now, answer.stats)
-            asleep = bool(answer.stats.get("asleep"))
             owes = partial(self._owed.of, replica_id)
-            stuck = stuck or pulse.proof.look(pulse.progress, pulse.where, asleep, owes)
+            stuck = stuck or pulse.proof.look(pulse.progress, pulse.where, answer.stats, owes)
         stats = {**answer.stats, **busy, **_without(answer.stats, pulse.proof.given)}
         with self._lock:
             pulse.healthy = answer.healthy and stuck is None

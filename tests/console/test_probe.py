@@ -175,7 +175,7 @@ class TestVerification:
     def test_an_engine_that_does_not_judge_itself_is_measured_too(self, engine: FakeVllm, uds: str) -> None:
         check = probe.Verification(uds, "smol", 10, measures=True)
         check.join(10)
-        assert check.seconds is not None and engine.prompts == 3
+        assert check.seconds is not None and engine.prompts == 1 + probe.MEASURED_TIMES
         assert 0 < check.token_s < 10 / probe.MEASURED_WORDS
 
     def test_a_window_too_small_to_measure_is_no_failure(self, engine: FakeVllm, uds: str) -> None:
@@ -183,6 +183,46 @@ class TestVerification:
         check = probe.Verification(uds, "smol", 10, measures=True)
         check.join(10)
         assert check.seconds is not None and check.token_s == 0.0
+
+
+class Clock:
+    """In place of `time` where a proof looks at it."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class TestWhenAProofIsDue:
+    @pytest.fixture
+    def clock(self, monkeypatch: pytest.MonkeyPatch) -> Clock:
+        clock = Clock()
+        monkeypatch.setattr(heartbeat, "time", clock)
+        return clock
+
+    def rest(self, clock: Clock, seconds: float, owed: int) -> tuple[list[float], float | None]:
+        """When gateways were asked, and when a proof was due, looking twice a second."""
+        proof, asked = heartbeat._Proof(), list[float]()
+
+        def owes() -> int:
+            asked.append(clock.now - began)
+            return owed
+
+        began = clock.now
+        while clock.now - began < seconds:
+            clock.now += 0.5
+            if proof._is_due(clock.now - began, owes):
+                return asked, clock.now - began
+        return asked, None
+
+    def test_gateways_are_asked_less_and_less_often_while_nobody_waits(self, clock: Clock) -> None:
+        assert self.rest(clock, 29, owed=0) == ([1, 2, 4, 8, 16, 24], None)
+        assert self.rest(clock, 60, owed=0)[1] == heartbeat.IDLE_CHECK_S + 0.5
+
+    def test_who_still_waits_a_second_later_is_owed_a_proof(self, clock: Clock) -> None:
+        assert self.rest(clock, 29, owed=1) == ([1, 2], 2)
 
 
 class TestHeartbeats:
@@ -226,6 +266,19 @@ class TestHeartbeats:
         heard, rested = hearts.heard("r"), hearts.heard("rested")
         assert heard is not None and heard.reason.startswith("idle, but: The test prompt got no answer")
         assert rested is not None and rested.healthy
+
+    def test_one_that_steps_while_its_proof_waits_behind_others_is_not_stuck(
+        self, engine: FakeVllm, uds: str, hearts: Heartbeats, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        engine.stuck = True  # for the proof only: others take its seats
+        hearts.watch("r", where(uds))
+        until(lambda: engine.prompts >= 1)
+        engine.steps += 1
+        pulse = hearts._pulses["r"]
+        until(lambda: pulse.proof.check is None)
+        until(lambda: engine.prompts >= 2)
+        heard = hearts.heard("r")
+        assert heard is not None and heard.healthy
 
     def test_slots_that_cannot_be_read_make_nobody_suspicious(
         self, engine: FakeVllm, uds: str, hearts: Any, monkeypatch: pytest.MonkeyPatch
