@@ -139,8 +139,8 @@ def probe(home: Path, recipe: Recipe) -> dict[str, Any]:
     script = (
         "import json, sys, importlib, importlib.metadata as m\n"
         f"engine = importlib.import_module({recipe.module!r})\n"
-        "import torch\n"
-        "print('fanlight:' + json.dumps({'version': getattr(engine, '__version__', ''),"
+        "import torch\n"  # what is said on the way may lack its line's end
+        "print('\\nfanlight:' + json.dumps({'version': getattr(engine, '__version__', ''),"
         " 'python': sys.version.split()[0], 'torch': torch.__version__, 'cuda': torch.version.cuda or '',"
         " 'devices': torch.cuda.device_count()}))"
     )
@@ -209,7 +209,7 @@ def _requirements(home: Path, name: str, without: Sequence[str]) -> list[str]:
         "    if need.marker is None or need.marker.evaluate({'extra': ''}):\n"
         "        need.marker = None\n"
         "        found.append(str(need))\n"
-        "print('fanlight:' + json.dumps(found))"
+        "print('\\nfanlight:' + json.dumps(found))"
     )
     said = _run([str(home / "bin" / "python"), "-c", script, name, *without], "reading what it needs")
     found: list[str] = _answer(said, name)

@@ -37,8 +37,8 @@ _FORMS = {
     "convert": re.compile(rf"(?P<model>{_NAME})"),
 }
 _NEEDS_SUM = (
-    "A wheel is taken by its SHA-256 only, so that it is the one that was meant: write {requirement}#sha256=…, or give "
-    "the sum beside it. The package index lists it with the file, and `pip hash FILE` tells it of one that is here."
+    "A wheel is taken by its SHA-256 only, so that it is the one that was meant: register {requirement}#sha256=…, "
+    "or with the sum beside it. The index lists it with the file, and `pip hash FILE` tells it of one that is here."
 )
 _EXAMPLES = {
     "file": "file:/srv/models/qwen3-8b",

@@ -15,6 +15,7 @@ from time import monotonic
 from engine.launchers import process
 
 TICK_S = 1.0
+LONGEST_LINE = 1 << 20  # bytes; a longer one is cut
 
 
 class TookTooLong(Exception):
@@ -43,6 +44,8 @@ class Tool:
             if not part:
                 break
             *whole, rest = (rest + part).split(b"\n")
+            if len(rest) > LONGEST_LINE:
+                whole, rest = [*whole, rest], b""
             yield from (line.decode(errors="replace").rstrip() for line in whole)
         yield rest.decode(errors="replace").rstrip()
 
@@ -81,5 +84,5 @@ def started(
 
 
 def end_with_us() -> None:
-    """In a child before it begins: a killed job leaves nobody behind who goes on writing."""
+    """In a child before it begins: it ends with a job that is killed; what it started itself may end later."""
     process.die_with_parent(signal.SIGKILL)

@@ -22,6 +22,7 @@ from console.fleet.revisions import CONFIG, back_to, first_revision, revise
 from console.fleet.route_actions import check_shares, create_route, set_target
 from console.fleet.schedules import schedules_of
 from console.placement.models import Device
+from console.placement.needs import kind_for
 from engine.adapters import adapter
 from engine.adapters.base import Adapter, AdapterError, Parameter, checked_variables
 from serving.port import PRIORITIES
@@ -289,11 +290,7 @@ def _check_whole(deployment: Deployment) -> None:
     if deployment.quantisation not in ("", *able.quantisations):
         known = ", ".join(each for each in able.quantisations if each) or "none"
         raise Refused(f"{engine.title} cannot quantise to {deployment.quantisation}. It can: {known}.", "quantisation")
-    ranks, heads = deployment.parameters.get("tensor_parallel", 1), deployment.model.heads
-    if heads and heads % ranks:
-        raise Refused(
-            f"{ranks} cards cannot share the {heads} heads of {deployment.model} evenly.", "parameters.tensor_parallel"
-        )
+    _check_cards(deployment)
     if deployment.lends and not able.lends:
         raise Refused(f"{engine.title} takes its memory at start and cannot lend it while it runs.", "lends")
     if deployment.min_replicas > deployment.max_replicas:
@@ -305,6 +302,17 @@ def _check_whole(deployment: Deployment) -> None:
     if deployment.autoscale:
         deployment.desired_replicas = min(
             max(deployment.desired_replicas, deployment.min_replicas), deployment.max_replicas
+        )
+
+
+def _check_cards(deployment: Deployment) -> None:
+    """Whether so many cards can share a replica."""
+    ranks, heads = deployment.parameters.get("tensor_parallel", 1), deployment.model.heads
+    if ranks > 1 and kind_for(deployment.engine, deployment.runtime) == frozenset(("cpu",)):
+        raise Refused("This runtime runs on CPUs, of which a replica has one.", "parameters.tensor_parallel")
+    if heads and heads % ranks:
+        raise Refused(
+            f"{ranks} cards cannot share the {heads} heads of {deployment.model} evenly.", "parameters.tensor_parallel"
         )
 
 

@@ -10,6 +10,7 @@ from django.http import QueryDict
 from django.utils.translation import gettext as _
 
 from console.catalog.models import Model, Runtime
+from console.fleet import sweep
 from console.fleet.deployment_actions import CHECKS, NOT_STARTED, engine_of
 from console.fleet.models import Deployment
 from engine.adapters import ADAPTERS
@@ -95,19 +96,22 @@ def parameter_rows(deployment: Deployment, kind: str) -> list[ParameterRow]:
 
 
 def measured_advice(deployment: Deployment) -> str:
-    """What the newest sweep of this model on this engine found, in words; empty where there was none."""
-    same = Deployment.objects.filter(model_id=deployment.model_id, engine=deployment.engine, sweep__isnull=False)
-    sweep = same.order_by("-sweep__at").values_list("sweep", flat=True).first() or {"steps": [], "best": None}
-    best = next((step for step in sweep["steps"] if step["sequences"] == sweep["best"]), None)
+    """What the newest sweep of these weights on this engine found, and where, in words; empty where there was none."""
+    same = Deployment.objects.filter(
+        model_id=deployment.model_id, engine=deployment.engine, sweep__quantisation=deployment.quantisation
+    )
+    found = same.order_by("-sweep__at").values_list("sweep", flat=True).first() or {"steps": [], "best": None}
+    best = next((step for step in found["steps"] if step["sequences"] == found["best"]), None)
     if best is None:
         return ""
-    return _("Measured here on %(day)s: %(best)s brought %(speed)s tokens/s with a P99 of %(p99)s s. %(why)s.") % {
-        "day": sweep["at"][:10],
+    told = _("Measured on %(device)s on %(day)s: %(best)s brought %(speed)s tokens/s with a P99 of %(p99)s s.") % {
+        "device": found["device"],
+        "day": found["at"][:10],
         "best": best["sequences"],
         "speed": f"{best['tokens_s']:,.0f}",
         "p99": f"{best['p99_s']:.2f}",
-        "why": sweep["stopped_by"],
     }
+    return f"{told} {sweep.words(found['stopped_by'])}"
 
 
 def _typed(value: Any) -> str:

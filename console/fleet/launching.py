@@ -49,19 +49,20 @@ def threads_wanted() -> int:
 
 
 def socket_of(replica: Replica, epoch: int) -> Path:
-    """Where the worker of a launch listens; beside it is a folder for sockets of its own (`WorkerSpec.sockets`).
+    """Where the worker of a launch listens; beside it is a folder for sockets of its own (`WorkerSpec.sockets`)."""
+    remove_sockets(replica)
+    uds = Path(settings.LAYOUT.worker_sockets / f"{replica.id.hex[:10]}-{epoch}.sock")
+    uds.with_suffix("").mkdir(mode=0o700, exist_ok=True)
+    return uds
 
-    What earlier launches left behind there is removed: a worker that was killed removes nothing.
-    """
-    folder, name = settings.LAYOUT.worker_sockets, replica.id.hex[:10]
-    for stale in folder.glob(f"{name}-*"):
+
+def remove_sockets(replica: Replica) -> None:
+    """What earlier launches left behind: a worker that was killed removes nothing."""
+    for stale in settings.LAYOUT.worker_sockets.glob(f"{replica.id.hex[:10]}-*"):
         if stale.is_dir():
             shutil.rmtree(stale, ignore_errors=True)
         else:
             stale.unlink(missing_ok=True)
-    uds = Path(folder / f"{name}-{epoch}.sock")
-    uds.with_suffix("").mkdir(mode=0o700, exist_ok=True)
-    return uds
 
 
 def launch_of(replica: Replica, epoch: int, uds: Path, found: Configured, place: Place, launcher: Launcher) -> Launch:

@@ -14,7 +14,7 @@ from console.fleet.models import Replica, Rollout
 from console.fleet.rollout import OPEN
 
 _GONE = {Replica.State.STOPPED}
-_BEGUN = {Replica.State.STARTING, Replica.State.LOADING}
+_DOWN = {Replica.State.FAILED, Replica.State.HUNG}
 DONE, NOW, TODO, BAD = "good", "busy", "idle", "bad"  # of dots
 
 
@@ -39,7 +39,7 @@ def steps(rollout: Rollout, replicas: Sequence[Replica], stats: Mapping[str, Any
         return ()
     aim = rollout.back_to or rollout.to_revision
     fresh = [each for each in replicas if each.wanted and each.revision == aim]
-    stale = [each for each in replicas if each not in fresh and each.state not in _GONE]
+    stale = [each for each in replicas if each.revision != aim and each.state not in _GONE]
     wanted = max(rollout.deployment.desired_replicas, 1)
     rising = (_start(fresh, wanted), _verify(fresh, wanted))
     drain = _drain(stale, stats)
@@ -56,20 +56,19 @@ def _begin(rollout: Rollout, aim: int) -> Step:
 
 
 def _start(fresh: Sequence[Replica], wanted: int) -> Step:
-    begun = [each for each in fresh if each.state in _BEGUN]
     up = [each for each in fresh if each.state in (Replica.State.VERIFYING, Replica.State.READY)]
-    failed = [each for each in fresh if each.failures and each not in up]
-    waiting = [each for each in fresh if each.state == Replica.State.PENDING]
     title, count = _("Start"), _("%(n)s of %(all)s started.") % {"n": len(up), "all": wanted}
-    if failed:
-        worst = max(failed, key=lambda each: each.failures)
-        times = ngettext("%(r)s failed once", "%(r)s failed %(n)s times", worst.failures)
-        told = times % {"r": _name(worst), "n": worst.failures}
-        return Step(title, BAD, f"{told}: {worst.reason}", worst.state_at)
-    if begun or waiting:
-        first = (begun or waiting)[0]
-        return Step(title, NOW, f"{count} {_name(first)}: {first.get_state_display()}", first.state_at)
-    return Step(title, DONE if len(up) >= wanted else TODO, count)
+    down = next((each for each in fresh if each.state in _DOWN), None)
+    if down is not None:
+        return Step(title, BAD, f"{_name(down)}: {down.reason}", down.state_at)
+    coming = next((each for each in fresh if each not in up), None)
+    if coming is None:
+        return Step(title, DONE if len(up) >= wanted else TODO, count)
+    told = f"{count} {_name(coming)}: {coming.get_state_display()}"
+    if coming.failures:
+        again = ngettext("after %(n)s failure", "after %(n)s failures", coming.failures) % {"n": coming.failures}
+        told = f"{told}, {again}"
+    return Step(title, NOW, told, coming.state_at)
 
 
 def _verify(fresh: Sequence[Replica], wanted: int) -> Step:

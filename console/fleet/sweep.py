@@ -5,8 +5,11 @@ What a step is judged by comes from `fleet.sweeping`, which asks a real worker.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from django.utils.translation import gettext as _
 
 WORTH = 0.03  # more tokens a second than this, or the larger batch only makes everyone wait
 FULL = 0.97  # of its KV blocks
@@ -22,9 +25,11 @@ class Step:
     p50_s: float
     p99_s: float
     tokens_s: float  # generated, all sequences together
+    prompt_tokens: int  # of one request, as the engine counted them
     kv_peak: float  # share of its blocks in use, at most
     preemptions: int
     waited: bool  # for blocks, while fewer ran than may
+    error: str = ""  # of the first that failed
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,7 @@ class Verdict:
     """How a sweep ended: the number that it advises, None where not even one was good, and why it went no further."""
 
     best: Step | None
-    stopped_by: str
+    stopped_by: Mapping[str, Any]  # a code and its figures; see `words`
 
 
 def numbers(most: int) -> Iterator[int]:
@@ -44,27 +49,41 @@ def numbers(most: int) -> Iterator[int]:
     yield most
 
 
-def objection(step: Step, p99_limit_s: float | None) -> str:
+def objection(step: Step, p99_limit_s: float | None) -> dict[str, Any]:
     """Why this many are too many; empty where they are not."""
+    at = {"at": step.sequences}
     if step.failed:
-        return f"{step.failed} of {step.requests} requests failed at {step.sequences}"
+        return {"code": "failed", **at, "count": step.failed, "all": step.requests, "error": step.error}
     if step.preemptions:
-        return (
-            f"Memory: {step.preemptions} sequences were preempted at {step.sequences}, {step.kv_peak:.0%} of KV in use"
-        )
+        return {"code": "preempted", **at, "count": step.preemptions, "share": f"{step.kv_peak:.0%}"}
     if step.waited:
-        return f"Memory: requests waited for KV blocks at {step.sequences}, {step.kv_peak:.0%} of them in use"
+        return {"code": "full", **at, "share": f"{step.kv_peak:.0%}"}
     if p99_limit_s is not None and step.p99_s > p99_limit_s:
-        return f"P99 was {step.p99_s:.2f} s at {step.sequences}, and may be {p99_limit_s:g} s"
-    return ""
+        return {"code": "p99", **at, "p99": f"{step.p99_s:.2f}", "limit": f"{p99_limit_s:g}"}
+    return {}
 
 
 def judge(steps: Sequence[Step], p99_limit_s: float | None) -> Verdict:
     """The smallest number that brings all but WORTH of the most tokens a second, of those that nothing objects to."""
     objections = [objection(step, p99_limit_s) for step in steps]
     good = [step for step, against in zip(steps, objections, strict=True) if not against]
-    stopped_by = next(filter(None, objections), f"{steps[-1].sequences} is what it was started with" if steps else "")
+    end = {"code": "most", "at": steps[-1].sequences} if steps else {}
+    stopped_by = next(filter(None, objections), end)
     if not good:
         return Verdict(None, stopped_by)
     fastest = max(step.tokens_s for step in good)
     return Verdict(next(step for step in good if step.tokens_s >= fastest * (1 - WORTH)), stopped_by)
+
+
+def words(stopped_by: Mapping[str, Any]) -> str:
+    """Why a sweep went no further, as a sentence."""
+    told = {
+        "failed": _("%(count)s of %(all)s requests failed at %(at)s: %(error)s"),
+        "preempted": _("Memory: %(count)s sequences were preempted at %(at)s, with %(share)s of KV in use."),
+        "full": _("Memory: requests waited for KV blocks at %(at)s, with %(share)s of them in use."),
+        "p99": _("P99 was %(p99)s s at %(at)s, and may be %(limit)s s."),
+        "most": _("%(at)s is what it was started with."),
+        "silent": _("The worker did not tell its state any more at %(at)s: %(error)s"),
+    }
+    sentence = told.get(str(stopped_by.get("code")))
+    return sentence % stopped_by if sentence else ""

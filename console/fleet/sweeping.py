@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from django.db import transaction
@@ -25,7 +25,8 @@ from console.fleet.verifying import address_of
 LEAST_REQUESTS = 12  # of a step, or its P99 would be that of one request
 REQUEST_TIMEOUT_S = 600.0
 LOOK_S = 0.1
-TOKENS_OF_WORD = 5  # of a number of four digits, about; usage tells how many they were
+TRIES = 5  # to hear a worker that has just been loaded
+TOKENS_OF_WORD = 5.0  # of a number of four digits and a space, until an answer has told how many they are
 
 
 @dataclass(frozen=True)
@@ -40,17 +41,28 @@ class Asked:
 
 
 def run(actor: Actor, deployment: Deployment, asked: Asked, say: Callable[[Step], None]) -> Verdict:
-    """Sweep one of its ready replicas and keep the result as advice. Takes minutes; `say` hears each step."""
+    """Sweep one of its ready replicas and keep the result as advice. Takes minutes; `say` hears each step.
+
+    Raises ConsoleError where not even the first step could be made.
+    """
     replica = _replica_of(deployment, asked)
-    where = address_of(replica, replica.facts)
-    _step(replica.uds, where, 1, asked)  # what it loads and compiles for sizes like these is not counted
+    load = _Load(replica.uds, address_of(replica, replica.facts), asked)
+    load.step(1)  # what it loads and compiles for sizes like these is not counted
     steps: list[Step] = []
-    for number in sweep.numbers(where.max_num_seqs):
-        steps.append(_step(replica.uds, where, number, asked))
+    silent: dict[str, Any] = {}
+    for number in sweep.numbers(load.where.max_num_seqs):
+        try:
+            steps.append(load.step(number))
+        except ConsoleError as error:
+            if not steps:
+                raise
+            silent = {"code": "silent", "at": number, "error": str(error)}
+            break
         say(steps[-1])
         if sweep.objection(steps[-1], asked.p99_limit_s):
             break
     verdict = sweep.judge(steps, asked.p99_limit_s)
+    verdict = replace(verdict, stopped_by=silent) if silent else verdict
     _keep(actor, deployment, replica, asked, steps, verdict)
     return verdict
 
@@ -69,44 +81,79 @@ def _replica_of(deployment: Deployment, asked: Asked) -> Replica:
     raise ConsoleError(f"{deployment.name} has no replica that is ready and runs here; see `deployment show`.")
 
 
-def _step(uds: str, where: Where, sequences: int, asked: Asked) -> Step:
-    """So many requests at once, `rounds` times."""
-    before = probe.ask(where).stats
-    watch = _Watch(where)
-    began = time.monotonic()
-    with ThreadPoolExecutor(max_workers=sequences) as pool:
-        count = max(LEAST_REQUESTS, sequences * asked.rounds)
-        answers = [pool.submit(_request, uds, where.served_name, asked) for _ in range(count)]
-    seconds = time.monotonic() - began
-    watch.stop()
-    done = [each.result() for each in answers]
-    took = sorted(second for second, _tokens in done if _tokens)
-    after = probe.ask(where).stats
-    return Step(
-        sequences=sequences,
-        requests=count,
-        failed=count - len(took),
-        p50_s=round(_percentile(took, 0.5), 4),
-        p99_s=round(_percentile(took, 0.99), 4),
-        tokens_s=round(sum(tokens for _second, tokens in done) / seconds, 1),
-        kv_peak=watch.kv_peak,
-        preemptions=after.get("preemptions", 0) - before.get("preemptions", 0),
-        waited=watch.waited,
-    )
+class _Load:
+    """Requests to one worker, so many at once."""
+
+    def __init__(self, uds: str, where: Where, asked: Asked) -> None:
+        self.where = where
+        self._uds = uds
+        self._asked = asked
+        self._token_of_word = TOKENS_OF_WORD
+
+    def step(self, sequences: int) -> Step:
+        """So many at once, in whole waves. Raises ConsoleError where the worker no longer tells its state."""
+        before = self._stats()
+        count = sequences * max(self._asked.rounds, math.ceil(LEAST_REQUESTS / sequences))
+        began = time.monotonic()
+        with _Watch(self.where) as watch:
+            answers = self._ask(count, sequences)
+        seconds = time.monotonic() - began
+        done = [each for each in answers if not each.error]
+        took = sorted(each.seconds for each in done)
+        prompt_tokens = round(sum(each.prompt_tokens for each in done) / len(done)) if done else 0
+        if prompt_tokens:
+            self._token_of_word = prompt_tokens / self._words
+        return Step(
+            sequences=sequences,
+            requests=count,
+            failed=count - len(done),
+            p50_s=round(_percentile(took, 0.5), 4),
+            p99_s=round(_percentile(took, 0.99), 4),
+            tokens_s=round(sum(each.tokens for each in done) / seconds, 1),
+            prompt_tokens=prompt_tokens,
+            kv_peak=watch.kv_peak,
+            preemptions=self._stats().get("preemptions", 0) - before.get("preemptions", 0),
+            waited=watch.waited,
+            error=next((each.error for each in answers if each.error), ""),
+        )
+
+    @property
+    def _words(self) -> int:
+        return max(1, round(self._asked.prompt_tokens / self._token_of_word))
+
+    def _ask(self, count: int, sequences: int) -> list[_Answer]:
+        pool = ThreadPoolExecutor(max_workers=sequences)
+        try:
+            return [each.result() for each in [pool.submit(self._one) for _ in range(count)]]
+        finally:  # who interrupts it waits for those that run, not for those that do not
+            pool.shutdown(cancel_futures=True)
+
+    def _one(self) -> _Answer:
+        # Every prompt is new: what a prefix cache saves depends on what people ask, not on the number of sequences.
+        prompt = " ".join(str(random.randint(1000, 9999)) for _ in range(self._words))  # noqa: S311 - no secret
+        more = {"max_tokens": self._asked.answer_tokens, "ignore_eos": True}
+        began = time.monotonic()
+        try:
+            usage = probe.generate(self._uds, self.where.served_name, prompt, REQUEST_TIMEOUT_S, **more)
+        except probe.VerificationError as error:
+            return _Answer(time.monotonic() - began, error=str(error))
+        return _Answer(time.monotonic() - began, usage["completion_tokens"], int(usage.get("prompt_tokens") or 0))
+
+    def _stats(self) -> dict[str, Any]:
+        for _ in range(TRIES):
+            try:
+                return probe.ask(self.where).stats
+            except probe.NoAnswer as error:  # each question has its own time limit
+                failure = error
+        raise ConsoleError(f"The worker does not tell its state: {failure}")
 
 
-def _request(uds: str, served_name: str, asked: Asked) -> tuple[float, int]:
-    """Seconds of one request, and the tokens that it got; none where it failed."""
-    # Every prompt is new: what a prefix cache saves depends on what people ask, not on the number of sequences.
-    words = max(1, asked.prompt_tokens // TOKENS_OF_WORD)
-    prompt = " ".join(str(random.randint(1000, 9999)) for _ in range(words))  # noqa: S311 - no secret
-    more = {"max_tokens": asked.answer_tokens, "ignore_eos": True}
-    began = time.monotonic()
-    try:
-        usage = probe.generate(uds, served_name, prompt, REQUEST_TIMEOUT_S, **more)
-    except probe.VerificationError:
-        return time.monotonic() - began, 0
-    return time.monotonic() - began, int(usage["completion_tokens"])
+@dataclass(frozen=True)
+class _Answer:
+    seconds: float
+    tokens: int = 0
+    prompt_tokens: int = 0
+    error: str = ""
 
 
 class _Watch(threading.Thread):
@@ -118,7 +165,14 @@ class _Watch(threading.Thread):
         self.waited = False
         self._where = where
         self._ended = threading.Event()
+
+    def __enter__(self) -> _Watch:
         self.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._ended.set()
+        self.join()
 
     def run(self) -> None:
         while not self._ended.wait(LOOK_S):
@@ -129,10 +183,6 @@ class _Watch(threading.Thread):
             self.kv_peak = max(self.kv_peak, float(stats.get("kv_usage", 0.0)))
             room = stats.get("running", 0) < self._where.max_num_seqs
             self.waited |= bool(stats.get("waiting")) and room and stats.get("kv_usage", 0.0) >= sweep.FULL
-
-    def stop(self) -> None:
-        self._ended.set()
-        self.join()
 
 
 def _percentile(ordered: list[float], share: float) -> float:
@@ -152,7 +202,8 @@ def _keep(
         "asked": asdict(asked),
         "steps": [asdict(step) for step in steps],
         "best": best,
-        "stopped_by": verdict.stopped_by,
+        "stopped_by": dict(verdict.stopped_by),
+        "quantisation": deployment.quantisation,
     }
     Deployment.objects.filter(pk=deployment.pk).update(sweep=told)
-    record(actor, "deployment.swept", deployment, best=best, stopped_by=verdict.stopped_by)
+    record(actor, "deployment.swept", deployment, best=best, stopped_by=sweep.words(verdict.stopped_by))

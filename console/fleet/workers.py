@@ -112,6 +112,7 @@ class Workers:
         if decision.state == State.STOPPED:
             self.places.give_back(replica, decision.reason)
             self._devices.soon()
+            launching.remove_sockets(replica)
 
     def _act(
         self, replica: Replica, view: WorkerView | None, decision: reconcile.Decision, may_act: Callable[[], bool]

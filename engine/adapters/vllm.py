@@ -7,6 +7,7 @@ processes (server → engine core → worker): killing the first alone leaves th
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -211,9 +212,8 @@ class VllmAdapter:
     def environment(self, spec: WorkerSpec) -> dict[str, str]:
         """A worker's whole environment. What it compiles is kept below the cache, or every start is a first one."""
         own = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-        folder = str(spec.sockets)
-        if len(folder) <= LONGEST_SOCKET - RPC_NAME:  # else where everybody may write, as it does by itself
-            own["VLLM_RPC_BASE_PATH"] = folder
+        if len(os.fsencode(spec.sockets)) <= LONGEST_SOCKET - RPC_NAME:  # else in /tmp, as it does by itself
+            own["VLLM_RPC_BASE_PATH"] = str(spec.sockets)
         if spec.cache is not None:
             own["TORCHINDUCTOR_CACHE_DIR"] = str(spec.cache / "vllm" / "inductor")
         if spec.traces is not None:

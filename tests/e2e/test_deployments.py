@@ -52,11 +52,11 @@ def devices() -> None:
 SWEEP = {
     "at": "2026-03-01T10:00:00+00:00", "revision": 1, "device": "cpu", "engine_version": "0.1.0", "best": 2,
     "asked": {"prompt_tokens": 256, "answer_tokens": 64, "rounds": 3, "p99_limit_s": 1.5, "in_service": False},
-    "stopped_by": "P99 was 1.90 s at 4, and may be 1.5 s",
+    "stopped_by": {"code": "p99", "at": 4, "p99": "1.90", "limit": "1.5"}, "quantisation": "",
     "steps": [
         {
             "sequences": number, "requests": 12, "failed": 0, "p50_s": p99 * 0.8, "p99_s": p99, "tokens_s": speed,
-            "kv_peak": 0.1 * number, "preemptions": 0, "waited": False,
+            "prompt_tokens": 255, "kv_peak": 0.1 * number, "preemptions": 0, "waited": False,
         }
         for number, p99, speed in ((1, 0.6, 110.0), (2, 0.9, 190.0), (4, 1.9, 240.0))
     ],

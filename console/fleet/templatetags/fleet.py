@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from django import template
 from django.utils.translation import gettext as _
 
+from console.fleet import sweep
 from console.placement import words
 from console.placement.planner import Reason
 
@@ -52,3 +56,9 @@ def signal_words(value: float, signal: str) -> str:
 def reason_words(reason: Reason) -> str:
     """The sentence of a planner's reason."""
     return words.say(reason)
+
+
+@register.filter
+def sweep_words(stopped_by: Mapping[str, Any]) -> str:
+    """Why a sweep went no further."""
+    return sweep.words(stopped_by)

@@ -25,7 +25,7 @@ from console.fleet.deployment_actions import (
 from console.fleet.deployment_facts import deployment_facts
 from console.fleet.models import Deployment
 from console.fleet.route_actions import deployment_named
-from console.fleet.sweep import Step
+from console.fleet.sweep import Step, words
 from console.fleet.sweeping import Asked
 
 MOST_ASKED = 100_000  # tokens, or rounds
@@ -45,10 +45,10 @@ class Command(BaseCommand):
         )
         scaling = actions.add_parser("scale", help="have so many replicas")
         back = actions.add_parser("rollback", help="make an earlier revision the newest")
-        sweeping = actions.add_parser("sweep", help="find its best max_num_seqs by asking more and more at once")
+        swept = actions.add_parser("sweep", help="find its best max_num_seqs by asking more and more at once")
         showing = actions.add_parser("show", help="print a deployment with its replicas")
         removing = actions.add_parser("remove", help="forget a deployment that has no workers and no routes")
-        every = (create, setting, scaling, back, sweeping, showing, removing)
+        every = (create, setting, scaling, back, swept, showing, removing)
         for each in every:
             each.add_argument("name")
         create.add_argument("--model", required=True, help="its name in the catalog")
@@ -62,7 +62,7 @@ class Command(BaseCommand):
                 each.add_argument(f"--{short}", dest=field, action="append", metavar="NAME=VALUE", help="repeatable")
         scaling.add_argument("replicas", metavar="N")
         back.add_argument("revision", metavar="N")
-        _add_sweep(sweeping)
+        _add_sweep(swept)
         listing = actions.add_parser("list", help="list every deployment")
         for each in (*every, listing):
             each.add_argument("--json", action="store_true", help="one JSON object a line")
@@ -105,9 +105,9 @@ class Command(BaseCommand):
         except ConsoleError as error:
             raise CommandError(str(error)) from error
         best = verdict.best.sequences if verdict.best else None
-        told = {"best": best, "stopped_by": verdict.stopped_by}
+        why = words(verdict.stopped_by)
         advice = f"max_num_seqs={best}" if best else "None was good enough"
-        self.stdout.write(json.dumps(told) if options["json"] else f"{advice}. {verdict.stopped_by}.")
+        self.stdout.write(json.dumps({"best": best, "stopped_by": why}) if options["json"] else f"{advice}. {why}")
 
     def _tell(self, as_json: bool) -> Callable[[Step], None]:
         def say(step: Step) -> None:
