@@ -5,7 +5,7 @@ server goes on answering /health with 200, runs something and makes no step. The
 nothing. The bars: out of rotation within R24's N and a heartbeat, and within 10 s; stacks captured before it is killed;
 no request that had no byte fails; ready again within a cold start and 30 s. A cold start is what its first one took under
 that load. N is what the controller held it to, which must be max(10 s, 5 × the time of its largest step) as measured here
-by prompts that fill its window, up to NOISE: one machine is not equally busy in both measurements.
+by prompts that fill its window, up to NOISE: the cores are not equally busy in both measurements.
 Needs vLLM in .cache/runtimes (bench/rivals.sh vllm). Exit code 1: a rule does not hold.
 """
 
@@ -86,12 +86,13 @@ def deploy(stack: Stack, key: str) -> tuple[float, float]:
         "enforce_eager=true",
     )
     model = ("--model", MODEL_FOLDER, "--engine", "vllm", "--runtime", "latest")
-    stack.manage("deployment", "create", NAME, *model, *small, "--route", MODEL)
+    stack.manage("deployment", "create", NAME, *model, *small)
     stack.manage("route", "set", MODEL, "--sticky", "no")
     load = Load(stack.port, key)
     load.start()
     cold_s = in_state(stack, "ready", timeout_s=START_S)
-    step_s = largest_step_s(replica(stack)["pid"])
+    step_s = largest_step_s(replica(stack)["pid"])  # as when it was verified: all of the load is with the other engine
+    stack.manage("route", "target", MODEL, NAME)
     load.stop()
     return cold_s, step_s
 

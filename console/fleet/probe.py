@@ -17,8 +17,9 @@ from engine.adapters import adapter
 
 PROBE_TIMEOUT_S = 2.0
 VERIFY_TIMEOUT_S = 120.0
-MEASURED_TIMES = 4  # the fastest counts
-MEASURED_WORDS = 120  # of a prompt that tells what a token of it costs: numbers of four digits, 240 to 600 tokens
+MEASURED_TIMES = 6
+MEASURED_S = 5.0  # no further prompt after that long
+MOST_WORDS = 400  # of a prompt that tells what a token of it costs
 
 
 class VerificationError(Exception):
@@ -84,18 +85,27 @@ def verify(uds: str, served_name: str, timeout_s: float = VERIFY_TIMEOUT_S) -> f
     return time.monotonic() - started
 
 
-def measure_token_s(uds: str, served_name: str, timeout_s: float = VERIFY_TIMEOUT_S) -> float:
-    """Seconds that a token of a prompt takes, from prompts that no cache knows; 0 where the worker takes none such."""
-    times = []
-    for _ in range(MEASURED_TIMES):  # the first waits for memory and compilation, and any may for others on its cores
-        prompt = " ".join(str(random.randint(1000, 9999)) for _ in range(MEASURED_WORDS))  # noqa: S311 - no secret
+def measure_token_s(uds: str, served_name: str, words: int, timeout_s: float = VERIFY_TIMEOUT_S) -> float:
+    """Seconds that a token of a prompt takes: the least of some prompts of so many words that no cache knows.
+
+    0 where the worker takes no such prompt. The first waits for memory and compilation, any for others on its cores.
+    """
+    times: list[float] = []
+    began = time.monotonic()
+    while len(times) < MEASURED_TIMES and (not times or time.monotonic() - began < MEASURED_S):
+        prompt = " ".join(str(random.randint(1000, 9999)) for _ in range(words))  # noqa: S311 - no secret
         started = time.monotonic()
         try:
-            tokens = int(generate(uds, served_name, prompt, timeout_s)["prompt_tokens"])
+            tokens = int(generate(uds, served_name, prompt, timeout_s, max_tokens=1)["prompt_tokens"])
             times.append((time.monotonic() - started) / tokens)
-        except (VerificationError, KeyError, TypeError, ValueError, ArithmeticError):  # a window smaller than this
+        except (VerificationError, KeyError, TypeError, ValueError, ArithmeticError):
             return 0.0
     return min(times)
+
+
+def measured_words(max_model_len: int) -> int:
+    """Numbers of four digits that fill much of a window and no more, at five tokens each at the most."""
+    return min(MOST_WORDS, max_model_len // 8)
 
 
 def generate(uds: str, served_name: str, prompt: str, timeout_s: float, **more: Any) -> dict[str, Any]:
@@ -121,16 +131,16 @@ def generate(uds: str, served_name: str, prompt: str, timeout_s: float, **more: 
 class Verification(threading.Thread):
     """A test prompt under way, in a thread that no exit waits for. `seconds` stays None when it fails.
 
-    With `measures`, a longer one after it: `token_s` is then what a token of a prompt takes, or 0.
+    With `words`, longer ones of that many after it: `token_s` is then what a token of a prompt takes, or 0.
     """
 
-    def __init__(self, uds: str, served_name: str, timeout_s: float = VERIFY_TIMEOUT_S, measures: bool = False) -> None:
+    def __init__(self, uds: str, served_name: str, timeout_s: float = VERIFY_TIMEOUT_S, words: int = 0) -> None:
         super().__init__(name="verify", daemon=True)
         self.seconds: float | None = None
         self.token_s = 0.0
         self.failure = "The test prompt ended in an unknown way"
         self._asked = (uds, served_name, timeout_s)
-        self._measures = measures
+        self._words = words
         self.start()
 
     def run(self) -> None:
@@ -140,8 +150,9 @@ class Verification(threading.Thread):
         except VerificationError as error:
             self.failure = str(error)
             return
-        if self._measures:
-            self.token_s = measure_token_s(*self._asked)
+        if self._words:
+            uds, served_name, timeout_s = self._asked
+            self.token_s = measure_token_s(uds, served_name, self._words, timeout_s)
         self.seconds = seconds
 
 

@@ -235,9 +235,10 @@ class Workers:
             replica, decision, facts=facts, metrics_url=f"{metrics}/metrics" if metrics else "",
             engine_version=str(facts.get("engine_version", ""))[:40], device=str(facts.get("device", "cpu"))[:64],
         )  # fmt: skip
-        measures = not adapter(replica.deployment.engine).judges_itself
+        judges_itself = adapter(replica.deployment.engine).judges_itself
+        words = 0 if judges_itself else probe.measured_words(int(facts.get("max_model_len") or 0))
         served_name = str(facts.get("model", ""))
-        self._verifications[replica.id] = probe.Verification(replica.uds, served_name, measures=measures)
+        self._verifications[replica.id] = probe.Verification(replica.uds, served_name, words=words)
 
     def _verified(self, replica: Replica, view: WorkerView | None) -> bool:
         """Finish a verification that is under way. Returns whether one still is, or just ended."""

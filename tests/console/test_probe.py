@@ -173,14 +173,14 @@ class TestAsking:
 
 class TestVerification:
     def test_an_engine_that_does_not_judge_itself_is_measured_too(self, engine: FakeVllm, uds: str) -> None:
-        check = probe.Verification(uds, "smol", 10, measures=True)
+        check = probe.Verification(uds, "smol", 10, words=100)
         check.join(10)
         assert check.seconds is not None and engine.prompts == 1 + probe.MEASURED_TIMES
-        assert 0 < check.token_s < 10 / probe.MEASURED_WORDS
+        assert 0 < check.token_s < 10 / 100
 
     def test_a_window_too_small_to_measure_is_no_failure(self, engine: FakeVllm, uds: str) -> None:
         engine.window = 100
-        check = probe.Verification(uds, "smol", 10, measures=True)
+        check = probe.Verification(uds, "smol", 10, words=100)
         check.join(10)
         assert check.seconds is not None and check.token_s == 0.0
 
