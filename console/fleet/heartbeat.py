@@ -79,13 +79,11 @@ class _Proof:
             self.owed_since, self.ask_at = None, -math.inf
         if stats["steps"] != self.begun_steps or stats.get("asleep"):
             self.failure = ""  # it waited behind others, who got on
-        elif self.failure and not stats["running"]:
-            return f"idle, but: {self.failure}"
         if self.check is None and not stats.get("asleep") and self._is_due(progress.idle_s, owes):
             timeout_s = max(progress.limit_s - progress.idle_s, progress.limit_s / 2)
             progress.idle_s, self.begun_at, self.begun_steps = 0.0, time.monotonic(), stats["steps"]
             self.check = probe.Verification(where.address, where.served_name, timeout_s)
-        return None
+        return f"idle, but: {self.failure}" if self.failure and not stats["running"] else None
 
     def _is_due(self, idle_s: float, owes: Callable[[], int]) -> bool:
         if idle_s > IDLE_CHECK_S:
