@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -11,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 
 import openai
+import psutil
 import pytest
 
 from bench.stack import MODEL, Stack, StackError, eventually, get, now
@@ -145,6 +147,13 @@ def test_a_second_installation_survives_a_power_cut_and_keeps_its_ledger(stack: 
         other.close()
 
 
+def command_of(pid: int) -> str:
+    """For a person who reads why a test failed."""
+    with contextlib.suppress(psutil.Error):
+        return " ".join(psutil.Process(pid).cmdline())[:160]
+    return "gone"
+
+
 def test_a_supervisor_killed_alone_takes_all_but_the_worker_along_and_down_ends_that() -> None:
     other = Stack()
     try:
@@ -152,8 +161,10 @@ def test_a_supervisor_killed_alone_takes_all_but_the_worker_along_and_down_ends_
         other.wait_ready()
         worker = other.pid("worker")
         os.kill(other.pid("supervisor"), signal.SIGKILL)
-        eventually(lambda: len(other.processes()) == 2, 30)  # the worker and its shim
-        assert worker in other.processes()
+        with contextlib.suppress(TimeoutError):  # what is left then tells more than that something is
+            eventually(lambda: len(other.processes()) == 2, 30)
+        left = {pid: command_of(pid) for pid in other.processes()}
+        assert worker in left and len(left) == 2, left  # the worker and its shim
         assert "not running" in other.manage("down")
         assert other.processes() == []
     finally:
