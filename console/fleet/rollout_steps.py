@@ -15,7 +15,7 @@ from console.fleet.rollout import OPEN
 
 _GONE = {Replica.State.STOPPED}
 _DOWN = {Replica.State.FAILED, Replica.State.HUNG}
-DONE, NOW, TODO, BAD = "good", "busy", "idle", "bad"  # of dots
+DONE, NOW, COMING, BAD = "good", "busy", "idle", "bad"  # of dots
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Step:
     @property
     def place(self) -> str:
         """Of its cell: the one that goes on now stands out."""
-        return {NOW: "now", BAD: "now", TODO: "todo"}.get(self.css, "")
+        return {NOW: "now", BAD: "now", COMING: "todo"}.get(self.css, "")
 
 
 def steps(rollout: Rollout, replicas: Sequence[Replica], stats: Mapping[str, Any]) -> tuple[Step, ...]:
@@ -44,7 +44,7 @@ def steps(rollout: Rollout, replicas: Sequence[Replica], stats: Mapping[str, Any
     rising = (_start(fresh, wanted), _verify(fresh, wanted))
     drain = _drain(stale, stats)
     order = (drain, *rising) if rollout.strategy == Rollout.Strategy.DIP else (*rising, drain)
-    return (_begin(rollout, aim), *order, Step(_("Done"), TODO, _("All on revision %(n)s, verified.") % {"n": aim}))
+    return (_begin(rollout, aim), *order, Step(_("Done"), COMING, _("All on revision %(n)s, verified.") % {"n": aim}))
 
 
 def _begin(rollout: Rollout, aim: int) -> Step:
@@ -63,7 +63,7 @@ def _start(fresh: Sequence[Replica], wanted: int) -> Step:
         return Step(title, BAD, f"{_name(down)}: {down.reason}", down.state_at)
     coming = next((each for each in fresh if each not in up), None)
     if coming is None:
-        return Step(title, DONE if len(up) >= wanted else TODO, count)
+        return Step(title, DONE if len(up) >= wanted else COMING, count)
     told = f"{count} {_name(coming)}: {coming.get_state_display()}"
     if coming.failures:
         again = ngettext("after %(n)s failure", "after %(n)s failures", coming.failures) % {"n": coming.failures}
@@ -75,7 +75,7 @@ def _verify(fresh: Sequence[Replica], wanted: int) -> Step:
     ready = sum(each.state == Replica.State.READY for each in fresh)
     now = [each for each in fresh if each.state == Replica.State.VERIFYING]
     text = _("%(n)s of %(all)s answered a test prompt.") % {"n": ready, "all": wanted}
-    css = NOW if now else DONE if ready >= wanted else TODO
+    css = NOW if now else DONE if ready >= wanted else COMING
     return Step(_("Verify"), css, text, now[0].state_at if now else None)
 
 
@@ -85,7 +85,7 @@ def _drain(stale: Sequence[Replica], stats: Mapping[str, Any]) -> Step:
     going = [each for each in stale if not each.wanted]
     if not going:
         left = ngettext("%(n)s old replica serves on.", "%(n)s old replicas serve on.", len(stale)) % {"n": len(stale)}
-        return Step(_("Drain"), TODO, left)
+        return Step(_("Drain"), COMING, left)
     first = going[0]
     running = int((stats.get(str(first.id)) or {}).get("running", 0))
     text = ngettext("%(r)s ends %(n)s request.", "%(r)s ends %(n)s requests.", running)
