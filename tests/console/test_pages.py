@@ -426,18 +426,6 @@ def test_errors_are_pages(world: World, monkeypatch: pytest.MonkeyPatch) -> None
     assert answer.status_code == 500 and b"This page failed" in answer.content and b"boom" not in answer.content
 
 
-def test_the_translation_is_whole_and_compiled() -> None:
-    from pathlib import Path
-
-    from django.conf import settings
-
-    folder = Path(settings.LOCALE_PATHS[0]) / "zh_Hans" / "LC_MESSAGES"
-    text = (folder / "django.po").read_text()
-    assert 'msgstr ""\n\n' not in text.split("\n\n", 1)[1] + "\n\n"
-    assert "#, fuzzy" not in text
-    assert (folder / "django.mo").exists()
-
-
 def test_an_admin_makes_an_account_whose_password_is_shown_once_and_takes_it_out_again(world: World) -> None:
     client = signed_in(world.admin)
     made = client.post("/tenants/aurora/members/", {"username": "nina", "role": "member", "create": "1"})
