@@ -95,9 +95,8 @@ class _Proof:
             self.owed_since = None
             self.ask_at = now + min(idle_s, OWED_REST_S)
             return False
-        if (
-            self.owed_since is None
-        ):  # the first of them may be on its way still, or in a first step that nobody counts yet
+        if self.owed_since is None:
+            # the first of them may be on its way still, or in a first step that nobody counts yet
             self.owed_since, self.ask_at = now, now + OWED_CHECK_S
             return False
         return True

@@ -14,6 +14,7 @@ from django.utils.translation.template import templatize
 
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(settings.LOCALE_PATHS[0]) / "zh_Hans" / "LC_MESSAGES"
+Catalog = dict[tuple[str, str], str]  # translations by context and text
 CALLS = {"_": 0, "gettext": 0, "gettext_lazy": 0, "ngettext": 0, "ngettext_lazy": 0, "pgettext": 1, "pgettext_lazy": 1}
 
 
@@ -29,17 +30,17 @@ def said(source: str) -> Iterator[tuple[str, str]]:
 
 def as_python(template: str) -> str:
     """The calls that Django finds in a template, one a line."""
-    text = r"u?(?:'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")"
-    calls = re.findall(rf"(?:\b[np]?gettext|\b_)\(\s*(?:{text}|[\w.]+)(?:\s*,\s*(?:{text}|[\w.]+))*\s*\)", templatize(template))
-    return "\n".join(calls)
+    given = r"(?:u?'(?:[^'\\]|\\.)*'|u?\"(?:[^\"\\]|\\.)*\"|[\w.]+)"
+    call = rf"(?:\b[np]?gettext|\b_)\(\s*{given}(?:\s*,\s*{given})*\s*\)"
+    return "\n".join(re.findall(call, templatize(template)))
 
 
 @pytest.fixture(scope="module")
-def translated() -> dict[tuple[str, str], str]:
-    """What the compiled catalog holds, by context and text."""
+def translated() -> Catalog:
+    """What the compiled catalog holds."""
     with (FOLDER / "django.mo").open("rb") as file:
         catalog: dict[str | tuple[str, int], str] = GNUTranslations(file)._catalog  # type: ignore[attr-defined]
-    found: dict[tuple[str, str], str] = {}
+    found: Catalog = {}
     for key, value in catalog.items():
         context, _, text = (key if isinstance(key, str) else key[0]).rpartition("\x04")
         found[context, text] = value
@@ -52,21 +53,19 @@ def test_the_check_sees_what_templates_and_code_say() -> None:
     assert set(said('pgettext("verb", "drain"); _(name); ngettext("a", "b", n)')) == {("verb", "drain"), ("", "a")}
 
 
-def test_every_sentence_of_a_template_is_translated(translated: dict[tuple[str, str], str]) -> None:
+def test_every_sentence_of_a_template_is_translated(translated: Catalog) -> None:
     files = sorted((ROOT / "templates").rglob("*.html"))
-    missing = [(file.name, *each) for file in files for each in said(as_python(file.read_text())) if each not in translated]
-    assert files and not missing
+    missing = [(file, *each) for file in files for each in said(as_python(file.read_text())) if each not in translated]
+    assert files and not missing, missing
 
 
-def test_every_sentence_of_the_code_is_translated(translated: dict[tuple[str, str], str]) -> None:
+def test_every_sentence_of_the_code_is_translated(translated: Catalog) -> None:
     files = sorted((ROOT / "console").rglob("*.py"))
-    missing = [(file.name, *each) for file in files for each in said(file.read_text()) if each not in translated]
-    assert files and not missing
+    missing = [(file, *each) for file in files for each in said(file.read_text()) if each not in translated]
+    assert files and not missing, missing
 
 
-def test_nothing_is_left_open_and_the_compiled_catalog_is_the_written_one(
-    translated: dict[tuple[str, str], str],
-) -> None:
+def test_nothing_is_left_open_and_the_compiled_catalog_is_the_written_one(translated: Catalog) -> None:
     text = (FOLDER / "django.po").read_text()
     assert 'msgstr ""\n\n' not in text.split("\n\n", 1)[1] + "\n\n"
     assert "#, fuzzy" not in text and all(translated.values())
