@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 from django.utils import timezone
@@ -85,13 +83,6 @@ def simulated_fleet(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
             DeviceMinute.objects.create(device=device, minute=now - timedelta(minutes=minute), utilisation=wave)
 
 
-def shot(visit: Visit, name: str) -> None:
-    """A picture for a person, where one asked for it."""
-    folder = os.environ.get("SHOTS")
-    if folder:
-        visit.page.screenshot(path=str(Path(folder) / f"{name}.png"), full_page=True)
-
-
 def test_a_card_shows_its_ledger_and_is_cordoned(visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
     simulated_fleet(visit.site.world, monkeypatch)
     visit.sign_in("admin")
@@ -154,4 +145,4 @@ def test_nothing_sticks_out_and_every_control_is_named(
         visit.go(path)
         visit.fits()
         assert visit.page.evaluate(UNNAMED) == []
-        shot(visit, f"{name}-{wide}-{theme}")
+        visit.shot(f"{name}-{wide}-{theme}")

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -186,6 +187,12 @@ class Visit:
         """Nothing sticks out of the window."""
         wide = self.page.evaluate("document.documentElement.scrollWidth - innerWidth")
         assert wide <= 0, f"{self.page.url} is {wide} px too wide"
+
+    def shot(self, name: str) -> None:
+        """A picture for a person, where one asked for it."""
+        folder = os.environ.get("SHOTS")
+        if folder:
+            self.page.screenshot(path=str(Path(folder) / f"{name}.png"), full_page=True)
 
 
 UNNAMED = """[...document.querySelectorAll("input:not([type=hidden]), select, textarea, button, summary")].filter(node => {
@@ -374,6 +381,7 @@ def test_a_person_and_a_model_are_let_go_only_after_a_question(visit: Visit) -> 
         opener = page.locator(row).locator("[data-dialog]")
         opener.click()
         expect(page.locator(f"{dialog} [data-name]")).to_have_text(name)
+        visit.shot(dialog.removeprefix("#"))
         page.click(f"{dialog} [data-close]")
         expect(page.locator(row)).to_have_count(1)
         opener.click()
@@ -404,6 +412,8 @@ def test_every_page_fits_both_sizes_themes_and_languages(
         "/keys/",
         "/models/",
         "/deployments/",
+        "/routes/",
+        f"/routes/{world.deployment.routes.get().id}/",
         "/audit/",
         "/tenants/",
         "/tenants/aurora/",
@@ -417,6 +427,7 @@ def test_every_page_fits_both_sizes_themes_and_languages(
             expect(visit.page.locator("h1").first).to_be_visible()
             visit.fits()
             assert visit.page.evaluate(UNNAMED) == [], path
+            visit.shot(f"{path.strip('/').replace('/', '-')[:20] or 'overview'}-{width}-{theme}")
     visit.go("/")
     visit.page.keyboard.press("?")
     expect(visit.page.locator("#help")).to_be_visible()

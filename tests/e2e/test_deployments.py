@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 from django.utils import timezone
@@ -98,13 +96,6 @@ def eventful(world: World) -> Deployment:
     return deployment
 
 
-def shot(visit: Visit, name: str) -> None:
-    """A picture for a person, where one asked for it."""
-    folder = os.environ.get("SHOTS")
-    if folder:
-        visit.page.screenshot(path=str(Path(folder) / f"{name}.png"), full_page=True)
-
-
 def test_a_model_is_deployed_from_the_form(visit: Visit) -> None:
     devices()
     visit.sign_in("admin")
@@ -113,7 +104,7 @@ def test_a_model_is_deployed_from_the_form(visit: Visit) -> None:
     page = visit.page
     expect(page.locator("#plan")).to_contain_text("Memory plan")
     expect(page.locator("#plan")).to_contain_text("box cpu")
-    shot(visit, "deploy")
+    visit.shot("deploy")
     before = page.locator("#plan .planl").inner_text()
     page.fill("[name='p.max_num_seqs']", "256")
     expect(page.locator("#plan .planl")).not_to_have_text(before, use_inner_text=True)
@@ -165,7 +156,7 @@ def test_the_page_of_one_shows_all_that_happens_to_it(visit: Visit, wide: int, t
         visit.go(path)
         visit.fits()
         assert visit.page.evaluate(UNNAMED) == []
-        shot(visit, f"{path.strip('/').rpartition('/')[2][:8] or 'x'}-{wide}-{theme}")
+        visit.shot(f"{path.strip('/').rpartition('/')[2][:8] or 'x'}-{wide}-{theme}")
     visit.go(f"/deployments/{deployment.id}/")
     page = visit.page
     assert page.locator(".lanebox rect").count() >= 4
