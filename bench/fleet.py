@@ -6,11 +6,13 @@ step thread deadlocked by the engine's test hook, and one has its socket stolen 
 prompt whose prefill takes over a minute, in chunks: it is slow, and stays. Then the deployment is scaled to one and
 back, and its configuration is rolled out three times: with room to surge, with the controller killed in the middle of
 it, on a card that holds two replicas and no more (`full`), and on one that holds the only replica there is (`alone`).
+At last a replica lends the second one what it does not use of a card that cannot hold both, and needs it back (`lent`).
 
 The bars: no request that had no byte fails; a stopped worker is out of rotation within 10 s, a deadlocked one within
 R24's N (10 s here) and a heartbeat; both are replaced within 30 s; scaling fails nothing; a rollout answers each request
 with 200, or with 503 after the route's full queue time, and on a full card it serves with one replica less for no
-longer than a cold start and 5 s.
+longer than a cold start and 5 s; a lender keeps to what its loan leaves it, its borrower goes when it needs more, and
+then it may use its whole pool again.
 """
 
 from __future__ import annotations
@@ -44,9 +46,13 @@ HEARTBEAT_S = 2.0  # between a worker's own verdict and the row: probe, tick and
 SLACK_S = 5.0  # of a machine that others use too
 DIP_S = 5.0
 LONG_PROMPT = 7_800  # tokens: 28 chunks
+KV_TOKEN = 2 * 30 * 3 * 64 * 2  # bytes of KV of a token of the bundled model
 CHUNK_MS = 2_300  # that each further chunk of a prompt takes: 27 of them are over a minute
 FULL_CARD = "sim:1xFULL-5G"  # holds two replicas of the bundled model
 SMALL_CARD = "sim:1xFULL-3G"  # and this one
+LENDING_CARD = "sim:1xLEND-4G"
+LONG = 5_200  # tokens of a prompt: two of them are nearly all that the lender has left
+LONG_CHUNK_MS = 400  # its chunks are so slow that somebody looks meanwhile, and requests beside it are not
 
 
 @dataclass
@@ -369,6 +375,119 @@ def alone(site: Site) -> Figures:
     return _rollout(site, "alone", dips_allowed=True)
 
 
+def lent(site: Site) -> Figures:
+    """A second replica lives on what the first lends it, until that one's own requests need it back."""
+    blocks = _lend(site)
+    (lender,) = site.ready()
+    with site.load() as load:
+        site.manage("scale", MODEL, "2")
+        site.wait(2)
+        limited = eventually(lambda: _told_otherwise(site.uds(lender), blocks), 30, pause_s=0.2)
+        since = time.time()
+        prompts = _ask_the_worker(site.uds(lender), 2)
+        drained = eventually(lambda: _gave_back(site, since), 60, pause_s=0.3)
+        eventually(lambda: not _told_otherwise(site.uds(lender), blocks), 90, pause_s=0.2)
+        whole = time.time()
+        for prompt in prompts:
+            prompt.join(120)
+        site.manage("scale", MODEL, "1")
+        site.wait(1)
+        asked = load.stop()
+    failed = [each for each in asked if not each.ok]
+    facts = {
+        "pool": blocks, "left_by_the_loan": limited, "drained_after_s": round(drained["when"] - since, 1),
+        "whole_again_after_s": round(whole - drained["when"], 1), "reason": drained["reason"],
+        "long_prompts": [prompt.status for prompt in prompts], "failed": len(failed), **_counts(asked),
+        **_first_error(failed),
+    }  # fmt: skip
+    ok = limited < blocks and not failed and all(prompt.status == 200 for prompt in prompts)
+    return Figures("lent", ok, facts)
+
+
+def _lend(site: Site) -> int:
+    """Have the only replica lend, with a pool that leaves a second one no more than the lender needs at rest."""
+    site.wait(1)
+    began, (card, resident) = time.time(), _card(site)
+    besides = sum(size for part, size in resident["planned"].items() if part != "kv")
+    window, block = 8192 * KV_TOKEN, 16 * KV_TOKEN
+    left = int(max(besides + window, besides / 0.7) * 1.02)
+    blocks = (card["total_bytes"] - card["unattributed_bytes"] - left - besides) // block
+    site.manage(
+        "set", MODEL, "--lends", "yes", "--autoscale", "yes", "--max-replicas", "2", "--planned-concurrency", "4",
+        "--planned-tokens", "1024", "--parameter", f"num_blocks={blocks}", "--parameter", "max_num_seqs=16",
+    )  # fmt: skip
+    eventually(lambda: _ended(site, began), 120, pause_s=0.5)
+    site.wait(1)
+    return int(blocks)
+
+
+def _card(site: Site) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The only card, and who lives there."""
+    card = json.loads(site.stack.manage("cards", "list", "--json").splitlines()[0])
+    return card, next(each for each in card["residents"] if each["state"] == "reserved")
+
+
+def _pool(uds: Path) -> dict[str, Any]:
+    """What a worker says of itself."""
+    with _Unix(uds, 10) as connection:
+        connection.request("GET", "/stats")
+        return dict(json.loads(connection.getresponse().read()))
+
+
+def _told_otherwise(uds: Path, blocks: int) -> int:
+    """The blocks that a worker may use, if they are not all of its pool."""
+    usable = int(_pool(uds)["usable_blocks"])
+    return 0 if usable == blocks else usable
+
+
+def _gave_back(site: Site, since: float) -> dict[str, Any] | None:
+    wanted = "has to give back its loan"
+    return next((row for row in site.transitions(since) if wanted in row["reason"]), None)
+
+
+class _Unix(http.client.HTTPConnection):
+    """HTTP over a worker's socket."""
+
+    def __init__(self, path: Path, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+    def __enter__(self) -> _Unix:
+        return self
+
+    def __exit__(self, *_ended: object) -> None:
+        self.close()
+
+
+class LongPrompt(threading.Thread):
+    """A prompt straight to one worker, which holds blocks for all of it for as long as it is read."""
+
+    def __init__(self, uds: Path, number: int) -> None:
+        super().__init__(daemon=True)
+        self.status = 0
+        self._uds, self._number = uds, number
+
+    def run(self) -> None:
+        body = {"model": _pool(self._uds)["model"], "prompt": [100 + self._number] * LONG, "max_tokens": 4}
+        with contextlib.suppress(OSError, http.client.HTTPException), _Unix(self._uds, 300) as connection:
+            connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+            response = connection.getresponse()
+            response.read()
+            self.status = response.status
+
+
+def _ask_the_worker(uds: Path, count: int) -> list[LongPrompt]:
+    prompts = [LongPrompt(uds, number) for number in range(count)]
+    for prompt in prompts:
+        prompt.start()
+    return prompts
+
+
 def _rollout(site: Site, name: str, dips_allowed: bool = False, meanwhile: Callable[[], None] | None = None) -> Figures:
     site.wait()
     began = time.time()
@@ -437,13 +556,17 @@ def _first_error(failed: list[Asked]) -> dict[str, Any]:
 
 FAILURES = (killed, oom, stopped, deadlocked, robbed, slow)
 CHANGES = (scaled, surge, leaderless)
-FULL = ((full, 2, FULL_CARD), (alone, 1, SMALL_CARD))
+ON_CARDS: tuple[tuple[Callable[[Site], Figures], int, dict[str, str]], ...] = (
+    (full, 2, {"DEVICES": FULL_CARD}),
+    (alone, 1, {"DEVICES": SMALL_CARD}),
+    (lent, 1, {"DEVICES": LENDING_CARD, "FAULT_DELAYS": f"chunk={LONG_CHUNK_MS}"}),
+)
 
 
 @contextlib.contextmanager
 def site_of(count: int, native: Path | None = None, **settings: str) -> Iterator[Site]:
     """A stack whose deployment has so many ready replicas; `native` holds what another one has compiled."""
-    stack = Stack(FAULT_DELAYS=f"deadlock=0,chunk={CHUNK_MS}", **settings)
+    stack = Stack(**{"FAULT_DELAYS": f"deadlock=0,chunk={CHUNK_MS}", **settings})
     if native is not None and native.exists():
         (stack.data / "native").symlink_to(native)
     try:
@@ -460,7 +583,7 @@ def site_of(count: int, native: Path | None = None, **settings: str) -> Iterator
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="one JSON object")
-    names = [each.__name__ for each in (*FAILURES, *CHANGES, full, alone)]
+    names = [each.__name__ for each in (*FAILURES, *CHANGES, full, alone, lent)]
     parser.add_argument("--only", nargs="*", metavar="NAME", choices=names, default=names)
     options = parser.parse_args()
     found: list[Figures] = []
@@ -470,9 +593,9 @@ def main() -> int:
             for scenario in chosen:
                 found.append(scenario(site))
                 print(found[-1].line(), file=sys.stderr)
-    for scenario, count, card in FULL:
+    for scenario, count, settings in ON_CARDS:
         if scenario.__name__ in options.only:
-            with site_of(count, DEVICES=card) as site:
+            with site_of(count, **settings) as site:
                 found.append(scenario(site))
                 print(found[-1].line(), file=sys.stderr)
     if options.json:

@@ -20,13 +20,15 @@ def block_map(scheduler: Scheduler) -> dict[str, Any]:
     """Every block's state, the running sequences' tables as runs, and those that wait without blocks."""
     pool, host = scheduler.pool, scheduler.host
     picture = pool.picture()
+    free, cached, withheld = (picture.count(kind) for kind in ".c-")
     live = [*tuple(scheduler.running), *tuple(scheduler.waiting)]
     return {
         "block_size": pool.block_size,
         "num_blocks": pool.num_blocks,
-        "free": picture.count("."),
-        "cached": picture.count("c"),
-        "held": len(picture) - picture.count(".") - picture.count("c"),
+        "free": free,
+        "cached": cached,
+        "withheld": withheld,
+        "held": len(picture) - free - cached - withheld,
         "blocks": picture[:MAX_BLOCKS],
         "host": {"slots": host.num_slots, "used": host.num_used},
         "sequences": [_sequence(sequence) for sequence in live[:MAX_SEQUENCES]],

@@ -14,6 +14,8 @@ class BlockPool:
 
     A freed block keeps its hash and can be found again until it is popped for new content.
     Unhashed blocks go to the front of the free list (reused first), hashed ones to the back.
+
+    `limit` withholds the blocks from some number on: the free ones at once, those in use when they are released.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -25,16 +27,29 @@ class BlockPool:
         self._reused = [False] * num_blocks
         self._by_hash: dict[bytes, int] = {}
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._usable = num_blocks
+        self._withheld: set[int] = set()
+        self._lately_withheld = False
+
+    @property
+    def usable(self) -> int:
+        """Blocks that are given out: all, or as many as `limit` left."""
+        return self._usable
 
     @property
     def num_free(self) -> int:
-        """Blocks no sequence holds, cached or not."""
+        """Blocks that can be taken, cached or not."""
         return len(self._free)
 
     @property
+    def num_held(self) -> int:
+        """Blocks that sequences hold, beyond the limit too."""
+        return self.num_blocks - len(self._free) - len(self._withheld)
+
+    @property
     def usage(self) -> float:
-        """Share of blocks held by sequences, 0 to 1."""
-        return 1.0 - len(self._free) / self.num_blocks
+        """Share of the usable blocks that sequences hold, 0 to 1."""
+        return min(1.0, self.num_held / self._usable)
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that `num_tokens` tokens need."""
@@ -83,35 +98,74 @@ class BlockPool:
         """
         for block in reversed(blocks):
             self._refs[block] -= 1
-            if self._refs[block] == 0:
+            if self._refs[block] == 0 and block >= self._usable:
+                self._withhold(block)
+            elif self._refs[block] == 0:
                 self._free[block] = None
                 if self._hash[block] is None:
                     self._free.move_to_end(block, last=False)
 
     def publish(self, block: int, digest: bytes) -> None:
         """Let others find a fully computed block; of two equal blocks the first keeps the hash."""
-        if self._hash[block] is None and digest not in self._by_hash:
+        if block < self._usable and self._hash[block] is None and digest not in self._by_hash:
             self._hash[block] = digest
             self._by_hash[digest] = block
+
+    def limit(self, usable: int) -> None:
+        """Give out the first `usable` blocks only, 1 to `num_blocks`. Prefixes beyond are found no more."""
+        for block in range(usable, self._usable):
+            self._forget(block, lambda block, digest: None)
+            if self._refs[block] == 0:
+                del self._free[block]
+                self._withhold(block)
+        for block in range(self._usable, usable):
+            if self._refs[block] == 0:
+                self._withheld.remove(block)
+                self._free[block] = None
+                self._free.move_to_end(block, last=False)
+        self._usable = usable
+
+    def newly_withheld(self) -> list[tuple[int, int]]:
+        """All runs of withheld blocks (first, count) if there are more of them than at the last call, else none."""
+        if not self._lately_withheld:
+            return []
+        self._lately_withheld = False
+        runs: list[tuple[int, int]] = []
+        for block in sorted(self._withheld):
+            if runs and block == sum(runs[-1]):
+                runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+            else:
+                runs.append((block, 1))
+        return runs
 
     def check(self, tables: Iterable[list[int]]) -> None:
         """Raise AssertionError unless every block is accounted for by these block tables."""
         held = Counter(block for table in tables for block in table)
         for block, refs in enumerate(self._refs):
             assert refs == held[block], f"block {block}: {refs} references, {held[block]} holders"
-            assert (refs == 0) == (block in self._free), f"block {block} is both free and held"
-        assert len(self._free) + len(held) == self.num_blocks, "free + referenced != total"
+            idle = block in self._free or block in self._withheld
+            assert (refs == 0) == idle, f"block {block} is both free and held"
+        assert len(self._free) + len(self._withheld) + len(held) == self.num_blocks, "free + referenced != total"
+        assert all(block < self._usable for block in self._free), "a block beyond the limit is free"
+        assert all(block >= self._usable for block in self._withheld), "a block within the limit is withheld"
         for digest, block in self._by_hash.items():
             assert self._hash[block] == digest, f"block {block} does not carry its hash"
 
     def picture(self) -> str:
-        """One character a block: `.` free, `c` free but cached, `1` to `9` held so often, `+` more. For any thread."""
-        refs, hashes = list(self._refs), list(self._hash)
+        """One character a block, for any thread.
+
+        `.` free, `c` free but cached, `1` to `9` held so often, `+` more, `-` withheld.
+        """
+        refs, hashes, usable = list(self._refs), list(self._hash), self._usable
         free = (".", "c")
         return "".join(
-            free[digest is not None] if ref == 0 else str(ref) if ref < 10 else "+"
-            for ref, digest in zip(refs, hashes, strict=True)
+            str(ref) if 0 < ref < 10 else "+" if ref else "-" if block >= usable else free[digest is not None]
+            for block, (ref, digest) in enumerate(zip(refs, hashes, strict=True))
         )
+
+    def _withhold(self, block: int) -> None:
+        self._withheld.add(block)
+        self._lately_withheld = True
 
     def _forget(self, block: int, spill: Spill) -> None:
         digest = self._hash[block]

@@ -49,7 +49,14 @@ class Abort:
     error: str | None = None
 
 
-Message = Add | Abort
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """Mailbox: give out the first so many KV blocks only, and the memory of the others back."""
+
+    usable_blocks: int
+
+
+Message = Add | Abort | Limit
 Deliveries = list[tuple[Choice, Delta]]
 
 
@@ -111,6 +118,7 @@ class EngineCore:
         # A runner may say that its forward returns before the device is done, and what its last step spent time on.
         self._returns_early = bool(getattr(runner, "returns_early", False))
         self._runner_parts: Callable[[], Mapping[str, float]] = getattr(runner, "parts", dict)
+        self._give_back: Callable[[list[tuple[int, int]]], None] = getattr(runner, "give_back", lambda runs: None)
         self._mask_words = -(-vocab_size // 32)
         self._deliver = deliver
         self._observer = observer
@@ -269,12 +277,18 @@ class EngineCore:
     def _drain(self) -> None:
         while self._mailbox:
             message = self._mailbox.popleft()
-            if isinstance(message, Add):
-                self._add(message.choice)
-            else:
-                self._abort(message)
+            match message:
+                case Add():
+                    self._add(message.choice)
+                case Abort():
+                    self._abort(message)
+                case Limit():
+                    self.scheduler.pool.limit(message.usable_blocks)
         for sequence in self.scheduler.refresh(time.monotonic()):
             self._close(sequence, Delta(finish=sequence.finish_reason, error=_why(sequence)))
+        withheld = self.scheduler.pool.newly_withheld()
+        if withheld:  # between two steps: the device reads none of these blocks
+            self._give_back(withheld)
 
     def _add(self, choice: Choice) -> None:
         self._choices[choice.sequence.id] = choice

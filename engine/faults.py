@@ -30,6 +30,7 @@ class FaultyRunner:
         if "deadlock" in delays:
             signal.signal(signal.SIGUSR2, self._on_asked)
         self.parts: Callable[[], Mapping[str, float]] = getattr(inner, "parts", dict)
+        self.give_back: Callable[[list[tuple[int, int]]], None] = getattr(inner, "give_back", lambda runs: None)
 
     def forward(self, step: Step) -> object:
         """See Runner."""

@@ -16,6 +16,7 @@ from engine.embeddings import Vector, gather
 from engine.grammar import NO_MASKS, Masks
 from engine.model.fused import FusedModel
 from engine.model.hostpool import HostPool
+from engine.model.memory import give_back
 from engine.native.library import DRAW
 from engine.native.library import Step as NativeStep
 from engine.sampler import Sampler, uniform
@@ -90,6 +91,11 @@ class FusedRunner:
             picked = self.sampler.sample(computed.logits, sequences, masks)
             sampled.update((s.id, token) for s, token in zip(sequences, picked, strict=True))
         return sampled
+
+    def give_back(self, runs: list[tuple[int, int]]) -> None:
+        """Let the system have the memory of unused blocks, given as (first, count)."""
+        self.model.settle()
+        give_back(self.cache.block_view, runs)
 
     def parts(self) -> Mapping[str, float]:
         """Milliseconds of the last step by part of the forward pass."""

@@ -105,6 +105,7 @@ class _CoreCollector(Collector):
         yield self._gauge("vllm:kv_cache_usage_perc", "KV blocks in use, 0 to 1", pool.usage)
         yield self._gauge("fanlight:free_blocks", "KV blocks not in use", pool.num_free)
         yield self._gauge("fanlight:total_blocks", "KV blocks in all", pool.num_blocks)
+        yield self._gauge("fanlight:usable_blocks", "KV blocks left after what is lent", pool.usable)
         yield self._gauge("fanlight:host_blocks", "Slots of the host cache", core.scheduler.host.num_slots)
         yield self._gauge("fanlight:host_blocks_used", "Slots that hold a block", core.scheduler.host.num_used)
         yield from self._counters()

@@ -14,6 +14,7 @@ from engine.grammar import NO_MASKS, Masks
 from engine.model.attention import KVCache, plan_groups
 from engine.model.decoder import Batch, Decoder
 from engine.model.hostpool import HostPool
+from engine.model.memory import give_back
 from engine.sampler import Sampler
 from engine.types import Chunk, Sampled, Step
 
@@ -64,6 +65,10 @@ class TorchRunner:
             self.host.copy_in(step.copies_in)
         chunks = order_chunks(step.chunks)
         return Computed(chunks, *self.decoder.forward(self._batch(chunks), self.cache))
+
+    def give_back(self, runs: list[tuple[int, int]]) -> None:
+        """Let the system have the memory of unused blocks, given as (first, count)."""
+        give_back(self.cache.block_view, runs)
 
     @torch.inference_mode()
     def sample(self, step: Step, computed: object, masks: Masks = NO_MASKS) -> dict[int, Sampled]:

@@ -64,7 +64,6 @@ class Scheduler:
         self.waiting = WaitingQueue(self.shares)
         self.running: list[Sequence] = []
         self.compiling: list[Sequence] = []
-        self._watermark = max(limits.watermark_blocks, pool.num_blocks // 100)
         self._by_id: dict[int, Sequence] = {}
         self._deadlines: list[tuple[float, int]] = []
 
@@ -263,7 +262,7 @@ class Scheduler:
         digests = self._digests(sequence, sequence.num_tokens - 1)
         hits = pool.match(digests)
         need = pool.blocks_for(sequence.num_tokens) - len(hits)
-        watermark = self._watermark if self.running else 0
+        watermark = max(self.limits.watermark_blocks, pool.usable // 100) if self.running else 0
         if pool.num_free - pool.count_free(hits) - need < watermark:
             return False
         pool.hold(hits)

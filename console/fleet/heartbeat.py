@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
+import logging
 import math
 import threading
 import time
@@ -21,6 +23,7 @@ from console.fleet.progress import Busy, Progress
 from console.fleet.reconcile import Probe
 from engine.adapters import adapter
 
+log = logging.getLogger(__name__)
 BEAT_S = 0.5
 STALE_S = 3.0  # what a worker said longer ago means nothing any more
 IDLE_CHECK_S = 30.0  # an engine that cannot tell a stuck core from an idle one proves itself this often while idle
@@ -103,6 +106,24 @@ class _Proof:
 
 
 @dataclass
+class _Loan:
+    """What a lender may use of its KV pool; it is told whenever it does something else, so also after a restart."""
+
+    uds: str = ""
+    share: float = 1.0
+    asked: int = 0  # blocks, and what the worker made of them
+    agreed: int = 0
+
+    def settle(self, stats: Mapping[str, Any]) -> None:
+        """Tell the worker what it may use where that is not what it uses. Raises OSError, HTTPException, ValueError."""
+        if not self.uds or not stats.get("num_blocks") or "usable_blocks" not in stats:
+            return
+        wanted = max(1, int(stats["num_blocks"] * self.share))
+        if stats["usable_blocks"] != (self.agreed if wanted == self.asked else wanted):
+            self.asked, self.agreed = wanted, probe.limit_pool(self.uds, wanted)
+
+
+@dataclass
 class _Pulse:
     """What is known of one worker. `failing_since` is when the first probe without an answer was sent (monotonic)."""
 
@@ -117,6 +138,7 @@ class _Pulse:
     said: dict[str, Any] = field(default_factory=dict)  # its newest stats
     said_at: float = 0.0  # monotonic
     proof: _Proof = field(default_factory=lambda: _Proof())
+    loan: _Loan = field(default_factory=lambda: _Loan())
 
 
 class Heartbeats:
@@ -152,6 +174,13 @@ class Heartbeats:
             if known is None or known.where != asked:
                 self._pulses[replica_id] = _pulse(asked)
 
+    def lend(self, replica_id: str, uds: str, share: float) -> None:
+        """The worker at that socket may use so much of its KV pool, 0 to 1."""
+        with self._lock:
+            pulse = self._pulses.get(replica_id)
+            if pulse is not None:
+                pulse.loan.uds, pulse.loan.share = uds, share
+
     def forget(self, replica_id: str) -> None:
         """The worker is gone."""
         with self._lock:
@@ -182,12 +211,21 @@ class Heartbeats:
                 pulse.failing_since = pulse.failing_since or asked_at
         else:
             stats = self._heard(replica_id, pulse, answer, asked_at)
+            self._settle(replica_id, pulse, stats)
         finally:
             with self._lock:
                 pulse.asking = False
         if stats:
             with contextlib.suppress(redis.RedisError):
                 live.publish(self._valkey, replica_id, stats)
+
+    @staticmethod
+    def _settle(replica_id: str, pulse: _Pulse, stats: Mapping[str, Any]) -> None:
+        """A lender keeps to its loans. One that cannot be told now is told at the next beat."""
+        try:
+            pulse.loan.settle(stats)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            log.warning("heartbeat: %s cannot be told what it may use of its pool: %s", replica_id, error)
 
     def _heard(self, replica_id: str, pulse: _Pulse, answer: Answer, now: float) -> dict[str, Any]:
         """Judge an answer; returns the stats to publish."""

@@ -160,6 +160,7 @@ class Devices:
         self._told: dict[tuple[str, str, UUID | None], float] = {}
         self._soon = threading.Event()
         self.freed_at = 0.0  # monotonic; when memory was seen to be free again
+        self.pools: Mapping[UUID, float] = {}  # lender → share of its KV pool that its loans leave it
 
     def tell(self, living: Mapping[UUID, Living] | None) -> None:
         """Who lives now; None: another controller leads, and looks."""
@@ -198,7 +199,7 @@ class Devices:
         with self._lock:
             living = dict(self._living or {})
         found = self._inventory.look(living)
-        self._alarms = tuple(found.alarms)
+        self._alarms, self.pools = tuple(found.alarms), found.pools
         if found.released:
             self.freed_at = time.monotonic()
         for alarm in found.alarms:
@@ -214,4 +215,11 @@ class Devices:
 
 def with_stats(living: Living, stats: Mapping[str, Any]) -> Living:
     """A live worker with what it said last."""
-    return replace(living, busy=stats.get("busy"), kv_usage=stats.get("kv_usage"))
+    return replace(living, busy=stats.get("busy"), kv_usage=pool_usage(stats))
+
+
+def pool_usage(stats: Mapping[str, Any]) -> float | None:
+    """Share of its whole KV pool that requests hold; of a lender `kv_usage` is of what its loans leave it."""
+    if "held_blocks" in stats and stats.get("num_blocks"):
+        return float(stats["held_blocks"]) / float(stats["num_blocks"])
+    return stats.get("kv_usage")

@@ -65,6 +65,21 @@ def ask(where: Where) -> Answer:
     return Answer(status == 200, reason, {**stats, "at": time.time()} if stats else {})
 
 
+def limit_pool(uds: str, blocks: int) -> int:
+    """Have an embedded engine keep to so many KV blocks, and return to how many. Raises OSError, HTTPException, …"""
+    connection = _UnixConnection(uds, PROBE_TIMEOUT_S)
+    try:
+        body = json.dumps({"usable_blocks": blocks})
+        connection.request("PUT", "/pool", body, {"content-type": "application/json"})
+        response = connection.getresponse()
+        text = response.read().decode(errors="replace")
+        if response.status != 200:
+            raise ValueError(f"status {response.status}: {_message(text)}")
+        return int(json.loads(text)["usable_blocks"])
+    finally:
+        connection.close()
+
+
 def ready(engine: str, uds: str, parameters: Mapping[str, Any]) -> dict[str, Any] | None:
     """Facts of a worker that writes no ready file, once its health check says 200; None until then."""
     paths = adapter(engine).facts_paths

@@ -212,6 +212,7 @@ def _reserve(
         lent_from=lender,
         lent_bytes=share.lent if lender else 0,
         lends=need.lends,
+        floor_bytes=need.floor if need.lends else 0,
         reason=f"Placed on {device.node.name}",
     )
     for line in here:  # at its next start it waits passively too

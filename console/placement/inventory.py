@@ -48,7 +48,7 @@ class Living:
     busy: float | None = None
     weights_bytes: int = 0
     kv_bytes: int = 0  # of the whole pool
-    kv_usage: float | None = None  # 0 to 1
+    kv_usage: float | None = None  # share of the whole pool, 0 to 1
     runtime: str = ""
 
 
@@ -68,6 +68,7 @@ class Look:
 
     alarms: list[Alarm] = field(default_factory=list)
     released: list[UUID] = field(default_factory=list)  # replicas whose line was closed
+    pools: dict[UUID, float] = field(default_factory=dict)  # lender → share of its KV pool that its loans leave it
 
 
 class Inventory:
@@ -255,16 +256,20 @@ class Inventory:
     @staticmethod
     def _warn(devices: Mapping[UUID, Device], lines: list[Reservation], found: Look) -> None:
         living = [device for device in devices.values() if device.lost_at is None]
+        lent: dict[str, int] = {}
         for card in queries.cards(living, lines, with_disks=False):
             found.alarms += _alarms(card)
+            lent |= card.lent_out
+        for line in lines:
+            if line.lends and line.pool_bytes:
+                found.pools[line.replica_id] = max(0.0, 1 - lent.get(str(line.replica_id), 0) / line.pool_bytes)
 
 
 def target(line: Reservation, worker: Living | None) -> int:
     """What a line is expected to hold once loaded: its reserve; of a pool that is lent from, what is in use."""
     if not line.lends or worker is None or worker.kv_usage is None:
         return line.reserved_bytes
-    pool = line.reserved_bytes - sum(size for name, size in line.planned.items() if name != "kv")
-    return line.reserved_bytes - int(max(0, pool) * (1 - worker.kv_usage))
+    return line.reserved_bytes - int(line.pool_bytes * (1 - worker.kv_usage))
 
 
 def kv_held(engine: str, kind: str, held: int, worker: Living) -> int:

@@ -13,7 +13,7 @@ from functools import cached_property
 from engine.footprint import Footprint
 
 LEND_UNTIL = 0.70
-"""A lender's use is at most this share of what a loan leaves it, when the loan is made."""
+"""What a lender holds is at most this share of what a loan leaves it, when the loan is made."""
 DRAIN_FROM = 0.90
 """From this share on its newest borrower is drained."""
 
@@ -22,7 +22,11 @@ _NOISE = 64 << 20  # bytes by which a driver's figures wander
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """One line of the ledger: what a replica holds of a card, in bytes. `lent` is the part that `lender` lent to it."""
+    """One line of the ledger: what a replica holds of a card, in bytes. `lent` is the part that `lender` lent to it.
+
+    A lender never lends below `floor`, and `in_use` is what it cannot do without: less than it holds, where its cache
+    of prefixes lies in memory that nobody uses. None: as much as it holds.
+    """
 
     replica: str
     label: str
@@ -32,7 +36,9 @@ class Resident:
     deployment: str = ""
     priority_class: str = "normal"
     measured: int = 0
+    in_use: int | None = None
     lends: bool = False
+    floor: int = 0
     lender: str = ""
     lent: int = 0
     releasing: bool = False
@@ -111,10 +117,10 @@ class Card:
         return resident.reserved - self.lent_out.get(resident.replica, 0)
 
     def lendable(self, resident: Resident) -> int:
-        """Bytes that a resident can lend and still use at most LEND_UNTIL of what is left to it."""
+        """Bytes that a resident can lend and still hold at most LEND_UNTIL of what is left to it."""
         if not resident.lends or resident.releasing or resident.lender:
             return 0
-        return max(0, self.left(resident) - int(resident.measured / LEND_UNTIL))
+        return max(0, self.left(resident) - max(resident.floor, int(resident.measured / LEND_UNTIL)))
 
     @cached_property
     def best_lender(self) -> tuple[str, int]:
@@ -152,7 +158,8 @@ class Need:
 
     `peak` is what it needs at its planned concurrency and length. What its engine allocates at start may be more:
     `takes` bytes, or `takes_share` of a device. `kinds` are the kinds of device that its engine runs on. `threads` are
-    the cores it wants of a CPU; 0: all that are free. A borrower may be stopped when its lender needs the memory.
+    the cores it wants of a CPU; 0: all that are free. A borrower may be stopped when its lender needs the memory. A
+    lender keeps at least `floor` bytes.
     """
 
     model: str
@@ -168,6 +175,7 @@ class Need:
     binding: tuple[str, ...] = ()
     threads: int = 0
     lends: bool = False
+    floor: int = 0
     borrows: bool = False
 
     def reserve_on(self, card: Card) -> int:
@@ -193,9 +201,10 @@ def pressed(card: Card) -> Iterator[Pressed]:
     for lender in card.residents:
         left = card.left(lender)
         borrowers = [r for r in card.residents if r.lender == lender.replica and r.lent and not r.releasing]
-        if borrowers and lender.measured >= DRAIN_FROM * left:
+        used = lender.measured if lender.in_use is None else lender.in_use
+        if borrowers and used >= DRAIN_FROM * left:
             newest = max(borrowers, key=lambda resident: (resident.since, resident.replica))
-            yield Pressed(card.uid, lender.replica, lender.label, newest.replica, newest.label, lender.measured, left)
+            yield Pressed(card.uid, lender.replica, lender.label, newest.replica, newest.label, used, left)
 
 
 def left_behind(kind: str, total: int, held: int, used: int, known: int, before: int) -> int:

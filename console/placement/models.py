@@ -112,6 +112,7 @@ class Reservation(models.Model):
     lent_from = models.ForeignKey("self", null=True, on_delete=models.PROTECT, related_name="lent_to")
     lent_bytes = models.BigIntegerField(default=0)  # of the lender's reserve, to this line
     lends = models.BooleanField(default=False)  # its deployment allows it, and its engine can shrink its pool
+    floor_bytes = models.BigIntegerField(default=0, db_default=0)  # what a lender keeps: it can serve one whole window
     unattributed_bytes = models.BigIntegerField(null=True)  # of the device, when releasing began
     reason = models.TextField(blank=True)  # of its newest state
     created_at = models.DateTimeField(auto_now_add=True)
@@ -128,6 +129,16 @@ class Reservation(models.Model):
 
     def __str__(self) -> str:
         return f"{self.label} on {self.device}: {self.reserved_bytes}"
+
+    @property
+    def pool_bytes(self) -> int:
+        """The KV pool within what is reserved."""
+        return max(0, self.reserved_bytes - self.besides_pool_bytes)
+
+    @property
+    def besides_pool_bytes(self) -> int:
+        """What is planned for all but KV: weights, activations, runtime."""
+        return sum(size for name, size in self.planned.items() if name != "kv")
 
 
 class Decision(models.Model):

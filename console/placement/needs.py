@@ -31,6 +31,7 @@ class Sizing:
     max_num_batched_tokens: int
     tensor_parallel: int
     peak: Footprint  # on each device
+    window_kv: int  # bytes of KV of one sequence as long as there can be
 
 
 def shape_of(model: Model) -> Shape:
@@ -111,7 +112,7 @@ def sizing(
     longest = footprint.kv_bytes(shape, 1, context, block_size, size, parallel)
     peak = replace(peak, kv=max(peak.kv, longest))
     per_token = footprint.kv_bytes_per_token(shape, size, parallel)
-    return Sizing(shape, kind, concurrency, tokens, block_size, size, per_token, batched, parallel, peak)
+    return Sizing(shape, kind, concurrency, tokens, block_size, size, per_token, batched, parallel, peak, longest)
 
 
 def need_of(
@@ -142,6 +143,7 @@ def need_of(
         binding=tuple(config.get("binding") or ()),
         threads=int(config.get("threads") or 0),
         lends=bool(config.get("lends")) and engine == "embedded",
+        floor=found.peak.total - found.peak.kv + found.window_kv,
         borrows=borrows,
     )
 

@@ -241,7 +241,7 @@ class Board:
                 self.cards[share.uid].given(
                     Resident(
                         replica, label, need.model, share.reserved, need.engine, need.deployment, need.priority_class,
-                        lends=need.lends, lender=share.lender, lent=share.lent, cores=share.cores,
+                        lends=need.lends, floor=need.floor, lender=share.lender, lent=share.lent, cores=share.cores,
                         exclusive=share.exclusive, since=since,
                     )
                 )

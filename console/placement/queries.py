@@ -77,7 +77,9 @@ def resident_of(line: Reservation, names: dict[UUID, str]) -> Resident:
         deployment=str(line.deployment_id),
         priority_class=line.priority_class,
         measured=line.measured_bytes or 0,
+        in_use=_in_use(line),
         lends=line.lends,
+        floor=line.floor_bytes,
         lender=lender,
         lent=line.lent_bytes if lender else 0,
         releasing=line.state == Reservation.State.RELEASING,
@@ -85,6 +87,12 @@ def resident_of(line: Reservation, names: dict[UUID, str]) -> Resident:
         exclusive=line.exclusive_cores,
         since=line.created_at.timestamp(),
     )
+
+
+def _in_use(line: Reservation) -> int | None:
+    """What a lender cannot do without: all but its pool, and what requests hold of that. None: it does not tell."""
+    used = line.measured_parts.get("kv_used") if line.lends else None
+    return None if used is None else line.besides_pool_bytes + int(used)
 
 
 def models_by_node() -> dict[UUID, frozenset[str]]:

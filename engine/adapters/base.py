@@ -215,7 +215,8 @@ class Adapter(Protocol):
         """What a worker does now, from the bodies of `stats_paths`, in the keys of the embedded engine's /stats.
 
         Always: running, waiting, kv_usage (0 to 1), num_blocks, free_blocks, block_size, steps, prefix_query_tokens,
-        prefix_hit_tokens, prompt_tokens, generation_tokens, preemptions. Raises ValueError for what cannot be read.
+        prefix_hit_tokens, prompt_tokens, generation_tokens, preemptions. Of an engine that lends also held_blocks and
+        usable_blocks, and `kv_usage` is of those. Raises ValueError for what cannot be read.
         """
         ...
 

@@ -12,13 +12,14 @@ from engine.errors import RequestError, Unauthorized, UnknownModel
 from engine.server.answers import answer
 from engine.server.embedding import embed
 from engine.server.http import Disconnected, Exchange, Receive, Scope, Send
+from engine.server.schema import integer, read_fields
 from engine.server.service import Service
 from engine.server.tokenizing import detokenize, tokenize
 
 Endpoint = Callable[[Exchange], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-_GUARDED = ("/v1/", "/tokenize", "/detokenize")  # paths that need the key, if there is one
+_GUARDED = ("/v1/", "/tokenize", "/detokenize", "/pool")  # paths that need the key, if there is one
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -43,6 +44,7 @@ class EngineApp:
                 ("POST", "/v1/embeddings"): self._embeddings,
                 ("POST", "/tokenize"): self._tokenize,
                 ("POST", "/detokenize"): self._detokenize,
+                ("PUT", "/pool"): self._pool,
             }
         self._inference = inference
 
@@ -100,6 +102,10 @@ class EngineApp:
 
     async def _detokenize(self, exchange: Exchange) -> None:
         await detokenize(self._service, exchange)
+
+    async def _pool(self, exchange: Exchange) -> None:
+        fields = read_fields(await exchange.body(), {"usable_blocks": integer(1)}, ("usable_blocks",))
+        await exchange.json(self._service.limit_pool(fields["usable_blocks"]))
 
     async def _models(self, exchange: Exchange) -> None:
         await exchange.json({"object": "list", "data": [self._describe()]})

@@ -11,7 +11,7 @@ from typing import Any
 
 from engine import __version__
 from engine.boot import Engine
-from engine.core import Deliveries, EngineCore
+from engine.core import Deliveries, EngineCore, Limit
 from engine.errors import Overloaded
 from engine.faults import FaultyRunner
 from engine.guided import Compiler
@@ -68,6 +68,8 @@ class Service:
             "kv_usage": round(pool.usage, 6),
             "num_blocks": pool.num_blocks,
             "free_blocks": pool.num_free,
+            "held_blocks": pool.num_held,
+            "usable_blocks": pool.usable,
             "block_size": pool.block_size,
             "evicted_blocks": pool.evictions,
             "prefix_query_tokens": counts.prefix_query_tokens,
@@ -93,6 +95,13 @@ class Service:
             "draining": self.draining,
             **core.timing(),
         }
+
+    def limit_pool(self, usable: int) -> dict[str, int]:
+        """Have the KV pool keep to its first blocks; what it will keep to, never less than one window needs."""
+        pool = self.core.scheduler.pool
+        usable = max(min(usable, pool.num_blocks), pool.blocks_for(self.max_model_len))
+        self.core.post(Limit(usable))
+        return {"num_blocks": pool.num_blocks, "usable_blocks": usable}
 
     def last_steps(self, count: int) -> dict[str, Any]:
         """The body of GET /debug/steps; the anchor maps monotonic stamps to the wall clock."""

@@ -304,6 +304,29 @@ def test_a_borrower_goes_when_its_lender_needs_the_memory(shop: Shop) -> None:
     assert shop.look().alarms == []
 
 
+def test_a_lender_may_use_what_its_loans_leave_of_its_pool_and_all_of_it_again_later(shop: Shop) -> None:
+    lender = shop.start(100, 20 * GIB, asked=need(lends=True, takes=76 * GIB, binding=("GPU-0",)), name="big r1")
+    plain = shop.start(200, 20 * GIB, asked=need(binding=("GPU-1",)))
+    assert shop.look().pools == {lender: 1.0}
+    borrower = uuid.uuid4()
+    assert shop.place(borrower, need(weights=24, borrows=True, binding=("GPU-0",)), "small r1").placed
+    assert line(lender).pool_bytes == 60 * GIB and line(borrower).lent_bytes == 30 * GIB
+    assert shop.look().pools == {lender: 0.5} and plain not in shop.look().pools
+    releasing(borrower, "Its lender needs the memory")
+    shop.look()
+    assert shop.look().pools == {lender: 1.0}
+
+
+def test_a_cache_of_prefixes_presses_no_borrower(shop: Shop) -> None:
+    """On a CPU a lender holds whatever memory it once wrote to; what it needs is what its requests hold."""
+    lender = shop.start(100, 20 * GIB, asked=need(lends=True, takes=76 * GIB, binding=("GPU-0",)), name="big r1")
+    assert shop.place(uuid.uuid4(), need(weights=24, borrows=True, binding=("GPU-0",)), "small r1").placed
+    shop.cards.held[str(lender)] = 44 * GIB
+    for held, kinds in ((0.1, []), (0.49, ["pressed"])):
+        shop.workers[lender] = Living(100, kv_bytes=60 * GIB, kv_usage=held)
+        assert [alarm.kind for alarm in shop.look().alarms] == kinds
+
+
 def test_growth_beyond_what_a_card_has_is_an_alarm_and_admits_nobody(shop: Shop) -> None:
     replica = shop.start(100, 20 * GIB, asked=need(binding=("GPU-0",)))
     shop.start(200, 20 * GIB, asked=need(weights=30, binding=("GPU-0",)))
@@ -386,7 +409,8 @@ def test_a_need_follows_from_the_files_and_the_configuration(model: Model) -> No
     asked = need_of(model, {"parameters": {}, "binding": ["GPU-1"], "lends": True}, engine="vllm", overhead=5)
     assert asked.takes_share == 0.90 and asked.binding == ("GPU-1",) and asked.peak.overhead == 5
     assert not asked.lends  # vLLM allocates at start
-    assert need_of(model, {"lends": True}, engine="embedded").lends
+    lender = need_of(model, {"lends": True, "parameters": {"max_model_len": 1024}}, engine="embedded")
+    assert lender.lends and lender.floor == lender.peak.total - lender.peak.kv + 1024 * found.kv_bytes_per_token
     halved = need_of(model, {"parameters": {"tensor_parallel": 2}}, engine="vllm")
     assert halved.cards == 2 and halved.peak.weights == 7_600_000_000
 

@@ -17,7 +17,7 @@ import pytest
 from console import coordination
 from console.fleet import heartbeat, probe, progress
 from console.fleet.heartbeat import Heartbeats
-from console.fleet.probe import NoAnswer, Where
+from console.fleet.probe import Answer, NoAnswer, Where
 
 METRICS = (Path(__file__).parents[1] / "engine" / "vllm-0.32.0-metrics.txt").read_text("utf-8")
 
@@ -133,6 +133,31 @@ def hearts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Heartbeats]:
     yield beats
     stop.set()
     thread.join(5)
+
+
+class Pool:
+    """The KV pool of an embedded engine: a hundred blocks, of which it keeps thirty at least."""
+
+    def __init__(self) -> None:
+        self.usable, self.failures, self.asked = 100, 0, 0
+        self.told: list[tuple[str, int]] = []
+
+    def stats(self) -> dict[str, Any]:
+        self.asked += 1
+        told = dict.fromkeys(("running", "waiting", "steps", "kv_usage", "prompt_tokens", "generation_tokens"), 0)
+        return told | {"num_blocks": 100, "usable_blocks": self.usable, "at": time.time()}
+
+    def limit(self, uds: str, blocks: int) -> int:
+        self.told.append((uds, blocks))
+        if self.failures:
+            self.failures -= 1
+            raise OSError("it does not listen")
+        self.usable = max(30, blocks)
+        return self.usable
+
+    def hear_more(self) -> None:
+        before = self.asked
+        until(lambda: self.asked > before + 3)
 
 
 def until(what: Callable[[], bool]) -> None:
@@ -313,3 +338,40 @@ class TestHeartbeats:
         until(lambda: (heard := hearts.heard("r")) is not None and heard.silent_s > 0.05)
         hearts.forget("r")
         assert hearts.heard("r") is None
+
+
+class TestLoans:
+    """A lender is told what it may use of its pool, once, and again where it does something else."""
+
+    @pytest.fixture
+    def pool(self, monkeypatch: pytest.MonkeyPatch) -> Pool:
+        pool = Pool()
+        monkeypatch.setattr(probe, "ask", lambda _where: Answer(True, "", pool.stats()))
+        monkeypatch.setattr(probe, "limit_pool", pool.limit)
+        return pool
+
+    def test_it_is_told_once(self, hearts: Heartbeats, pool: Pool) -> None:
+        hearts.watch("r", "http://127.0.0.1:1")
+        hearts.lend("r", "/s", 1.0)
+        pool.hear_more()
+        assert pool.told == []
+        for share, told in ((0.5, 50), (0.1, 10), (1.0, 100)):
+            hearts.lend("r", "/s", share)
+            until(lambda told=told: ("/s", told) in pool.told)  # type: ignore[misc]
+            pool.hear_more()
+        assert [blocks for _uds, blocks in pool.told] == [50, 10, 100], "30 is what the engine makes of 10"
+
+    def test_it_is_told_again_after_a_restart_and_after_a_failure(self, hearts: Heartbeats, pool: Pool) -> None:
+        pool.failures = 2
+        hearts.watch("r", "http://127.0.0.1:1")
+        hearts.lend("r", "/s", 0.5)
+        until(lambda: pool.usable == 50)
+        pool.usable = 100
+        until(lambda: pool.usable == 50)
+        hearts.watch("r", "http://127.0.0.1:2")  # another worker, of which nobody said yet that it lends
+        pool.usable = 100
+        pool.hear_more()
+        assert pool.usable == 100
+        hearts.lend("r", "/s2", 0.5)
+        until(lambda: pool.usable == 50)
+        assert pool.told[-1] == ("/s2", 50)

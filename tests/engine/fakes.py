@@ -49,6 +49,11 @@ class HashRunner:
         assert isinstance(computed, dict)
         return {id: Sampled(allowed(token.token_id, masks.get(id))) for id, token in computed.items()}
 
+    def give_back(self, runs: list[tuple[int, int]]) -> None:
+        """What was in these blocks is gone."""
+        for first, count in runs:
+            self.slots[first * self.block_size : (first + count) * self.block_size] = [None] * count * self.block_size
+
     def _copy(self, step: Step) -> None:
         written: set[int] = set()
         for block, slot in step.copies_out:

@@ -43,7 +43,7 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Scenario:
-    """Pools, limits, what arrives, and at which steps the device fails."""
+    """Pools, limits, what arrives, at which steps the device fails, and when some of the pool is lent."""
 
     num_blocks: int
     block_size: int
@@ -51,6 +51,7 @@ class Scenario:
     limits: SchedulerLimits
     arrivals: list[Arrival]
     failing: frozenset[int]
+    loans: dict[int, int]  # step → how many blocks may be used from then on
 
 
 def scenario(draw: Draw) -> Scenario:
@@ -66,14 +67,13 @@ def scenario(draw: Draw) -> Scenario:
         prefix_cache=_chance(draw, 80),
         expected_tokens=draw.randint(1, 6),
     )
-    return Scenario(
-        num_blocks,
-        block_size,
-        draw.randint(1, 2 * num_blocks) if _chance(draw, 75) else 0,
-        limits,
-        [_arrival(draw, room, prefixes) for _ in range(draw.randint(1, 12))],
-        frozenset(draw.randint(0, 40) for _ in range(draw.randint(-6, 2))),
-    )
+    num_host = draw.randint(1, 2 * num_blocks) if _chance(draw, 75) else 0
+    arrivals = [_arrival(draw, room, prefixes) for _ in range(draw.randint(1, 12))]
+    failing = frozenset(draw.randint(0, 40) for _ in range(draw.randint(-6, 2)))
+    longest = max(len(arrival.prompt) + arrival.max_tokens for arrival in arrivals)
+    floor = -(-longest // block_size)  # as an engine keeps at least its window
+    loans = {draw.randint(0, 30): draw.randint(floor, num_blocks) for _ in range(draw.randint(-3, 4))}
+    return Scenario(num_blocks, block_size, num_host, limits, arrivals, failing, loans)
 
 
 def _arrival(draw: Draw, room: int, prefixes: list[list[int]]) -> Arrival:
@@ -130,6 +130,7 @@ class World:
         last = max(arrival.step for arrival in self.scenario.arrivals)
         while self.steps <= last or self.scheduler.has_work:
             self.arrive()
+            self.lend()
             self.abort(mid_step=False)
             self.refresh()
             if self.scheduler.can_step:
@@ -157,6 +158,12 @@ class World:
             )
             self.sequences[id] = sequence
             self.scheduler.add(sequence)
+
+    def lend(self) -> None:
+        if self.steps in self.scenario.loans:
+            self.pool.limit(self.scenario.loans[self.steps])
+            self.scheduler.check()
+        self.runner.give_back(self.pool.newly_withheld())
 
     def refresh(self) -> None:
         for id, sequence in self.sequences.items():
@@ -260,6 +267,7 @@ class World:
             if sequence.finish_reason in ENDED_EARLY:
                 expected = expected[: len(got)]
             assert got == expected, f"{sequence!r} did not get its oracle's tokens"
+        self.pool.limit(self.scenario.num_blocks)
         assert self.pool.num_free == self.scenario.num_blocks, "a block is lost"
         self.compare_host()
         counts = self.scheduler.counts

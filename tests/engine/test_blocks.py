@@ -89,3 +89,46 @@ def test_usage_counts_held_blocks_only() -> None:
     assert pool.usage == 0.25
     assert pool.blocks_for(0) == 0
     assert pool.blocks_for(5) == 2
+
+
+def test_a_limit_withholds_free_blocks_at_once_and_held_ones_once_released() -> None:
+    pool = BlockPool(4, 4)
+    low, high = pool.take(1), pool.take(3)[1:]
+    pool.limit(2)
+    assert (pool.usable, pool.num_free, pool.num_held, pool.usage) == (2, 0, 4, 1.0)
+    assert pool.newly_withheld() == []
+    pool.release([1, *high])
+    assert (pool.num_free, pool.newly_withheld(), pool.newly_withheld()) == (1, [(2, 2)], [])
+    pool.check([low])
+    assert pool.picture() == "1.--"
+    pool.limit(4)
+    assert (pool.num_free, pool.usage) == (3, 0.25)
+    pool.check([low])
+
+
+def test_prefixes_beyond_a_limit_are_found_no_more_nor_kept() -> None:
+    pool = BlockPool(4, 4)
+    table = pool.take(4)
+    for index in (0, 2):
+        pool.publish(table[index], h(index))
+    pool.limit(2)
+    pool.publish(table[3], h(3))
+    assert [pool.match([h(index)]) for index in (0, 2, 3)] == [[0], [], []]
+    pool.release(table)
+    pool.limit(4)
+    assert pool.match([h(0)]) == [0]
+    assert sorted(pool.take(4)) == table
+
+
+def test_only_what_changed_is_withheld() -> None:
+    pool = BlockPool(8, 4)
+    pool.limit(6)
+    assert pool.newly_withheld() == [(6, 2)]
+    held = pool.take(6)
+    pool.limit(3)
+    assert pool.newly_withheld() == []
+    pool.release([4])
+    assert pool.newly_withheld() == [(4, 1), (6, 2)]
+    pool.limit(5)
+    pool.check([[block for block in held if block != 4]])
+    assert pool.num_free == 1

@@ -14,7 +14,7 @@ import pytest
 from engine import core as module
 from engine.blockmap import block_map
 from engine.blocks import BlockPool
-from engine.core import Abort, Add, Deliveries, EngineCore, Pace
+from engine.core import Abort, Add, Deliveries, EngineCore, Limit, Pace
 from engine.grammar import NO_MASKS, Masks
 from engine.hostcache import HostCache
 from engine.outbox import Choice, Delta, Outbox
@@ -437,3 +437,19 @@ def test_looking_from_another_thread_disturbs_nobody() -> None:
     assert errors == []
     assert len(looks) > 10
     assert rig.scheduler.counts.swapped_in_blocks > 0
+
+
+def test_a_limit_takes_hold_between_two_steps_and_gives_memory_back() -> None:
+    runner, returned, steps = Hooked(32, 4), list[list[tuple[int, int]]](), iter(range(100))
+    runner.give_back = returned.append  # type: ignore[method-assign]
+    rig = Rig(runner)
+    runner.hook = lambda step: rig.core.post(Limit(8)) if next(steps) == 2 else None
+    rig.core.start()
+    rig.core.post(Add(rig.choice(1, list(range(20)), max_tokens=10)))
+    assert rig.wait(1).finish is FinishReason.LENGTH
+    assert (returned, rig.pool.usable) == ([[(8, 24)]], 8)
+    rig.core.post(Limit(32))
+    rig.core.post(Add(rig.choice(2, list(range(20)), max_tokens=60)))
+    assert rig.wait(2).finish is FinishReason.LENGTH
+    rig.core.stop()
+    assert rig.pool.num_free == 32

@@ -117,6 +117,42 @@ def _sent(request: httpx.Request) -> Iterator[None]:
         yield
 
 
+def test_a_pool_that_is_lent_from_serves_on_and_gives_its_memory_back(bundled_model: Path, tmp_path: Path) -> None:
+    """What runs keeps its blocks, the next requests share what is left, and later all is there again."""
+    bodies = [STORY | {"prompt": [word] * 1500, "max_tokens": 20, "temperature": 0} for word in (7, 9)]
+    with (
+        serve(bundled_model, tmp_path, "--num-blocks", "512", "--max-model-len", "2048") as engine,
+        httpx.Client(base_url=engine.url, timeout=120) as api,
+    ):
+        texts = [api.post("/v1/completions", json=body).json()["choices"][0]["text"] for body in bodies]
+        full = engine.wait_idle()["rss_bytes"]
+        with streaming(engine.url, max_tokens=300) as lines:
+            told = api.put("/pool", json={"usable_blocks": 1}).json()
+            assert told == {"num_blocks": 512, "usable_blocks": 128}, "one window is always left"
+            again = [api.post("/v1/completions", json=body).json()["choices"][0]["text"] for body in bodies]
+            assert any('"finish_reason":"length"' in line for line in lines)
+        stats = engine.wait_for(lambda s: s["free_blocks"] == s["usable_blocks"] == 128)
+        beyond = 2 * 1520 // 16 - 128  # blocks whose memory was taken before, and is not needed now
+        assert full - stats["rss_bytes"] > 0.7 * beyond * engine.facts["kv_bytes"] / 512
+        assert again == texts
+        seen = api.get("/debug/blocks").json()
+        assert (seen["withheld"], seen["blocks"].count("-")) == (384, 384)
+        assert api.put("/pool", json={"usable_blocks": 1 << 40}).json()["usable_blocks"] == 512
+        assert engine.wait_idle()["usable_blocks"] == 512
+
+
+def test_what_a_pool_is_told_is_checked(served: Served) -> None:
+    for bad in (0, -1, True, 1.5, "x", None, 1 << 70):
+        refused = httpx.put(f"{served.url}/pool", json={"usable_blocks": bad})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "usable_blocks")
+    assert httpx.put(f"{served.url}/pool", json={"blocks": 5}).status_code == 400
+    assert httpx.put(f"{served.url}/pool", content=b"[").status_code == 400
+    assert httpx.post(f"{served.url}/pool", json={"usable_blocks": 5}).status_code == 405
+    stats = served.wait_idle()
+    assert stats["usable_blocks"] == stats["num_blocks"]
+    assert "fanlight:usable_blocks" in httpx.get(f"{served.url}/metrics").text
+
+
 def test_the_map_is_bounded() -> None:
     rig = Rig(num_blocks=700, block_size=1, max_num_batched_tokens=700)
     rig.add(600, max_tokens=50)

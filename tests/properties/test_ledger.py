@@ -31,6 +31,7 @@ NEEDS = st.builds(
     takes=st.sampled_from([0, 0, 30 * GIB, 60 * GIB]),
     cards=st.sampled_from([1, 1, 1, 2]),
     lends=st.booleans(),
+    floor=st.sampled_from([0, 10 * GIB, 25 * GIB]),
     borrows=st.booleans(),
 )
 WHICH = st.integers(0, 1000)
@@ -86,6 +87,7 @@ class Ledger(RuleBasedStateMachine):
             assert sum(self._limit(card, r) for r in card.residents) + card.unattributed <= card.total
             lender = card.resident(share.lender)
             assert not share.lent or lender is not None and lender.measured <= LEND_UNTIL * card.left(lender) + 1
+            assert not share.lent or lender is not None and lender.floor <= card.left(lender)
 
     @precondition(lambda self: self.real)
     @rule(which=WHICH, share=st.floats(0, 1))
@@ -260,6 +262,18 @@ def test_a_lender_lends_only_what_leaves_it_room_and_the_newest_borrower_goes_fi
     assert list(pressed(full.without("new"))) == []
     orphan = full.without("lender")
     assert all(r.lent == 0 for r in orphan.residents)
+
+
+def test_a_lender_keeps_its_floor_and_is_pressed_by_what_it_uses_not_by_what_it_keeps_for_later() -> None:
+    lender = resident("lender", 70 * GIB, measured=7 * GIB, in_use=7 * GIB, lends=True, floor=30 * GIB)
+    card = Card("c", "n", "cpu", "EPYC", 80 * GIB).given(lender)
+    assert card.best_lender == ("lender", 40 * GIB)
+    lent = card.given(resident("borrower", 40 * GIB, lender="lender", lent=40 * GIB))
+    assert lent.best_lender == ("", 0)
+    cached = lent.with_changed("lender", measured=30 * GIB, in_use=10 * GIB)
+    assert list(pressed(cached)) == [] and cached.lendable(cached.residents[0]) == 0
+    (press,) = pressed(cached.with_changed("lender", in_use=27 * GIB))
+    assert (press.borrower, press.used) == ("borrower", 27 * GIB)
 
 
 def test_a_loan_is_never_more_than_the_borrower_keeps_or_its_return_would_over_commit() -> None:

@@ -49,3 +49,11 @@ def test_a_fleet_that_changes_fails_nobody(site: Site, scenario: Callable[[Site]
     """To one and back; a rollout whose controller is killed: no orphan, no second worker."""
     figures = scenario(site)
     assert figures.ok, figures.line()
+
+
+def test_a_lender_keeps_to_its_loan_and_has_it_back_when_it_needs_it(stack: Stack) -> None:
+    """R16: the second of two replicas lives on what the first lends it of a simulated card that cannot hold both."""
+    count, settings = next(how for scenario, *how in fleet.ON_CARDS if scenario is fleet.lent)
+    with fleet.site_of(count, stack.data / "native", **settings) as site:
+        figures = fleet.lent(site)
+    assert figures.ok, figures.line()
