@@ -283,7 +283,7 @@ class EngineCore:
                 case Abort():
                     self._abort(message)
                 case Limit():
-                    self.scheduler.pool.limit(message.usable_blocks)
+                    self.scheduler.limit(message.usable_blocks)
         for sequence in self.scheduler.refresh(time.monotonic()):
             self._close(sequence, Delta(finish=sequence.finish_reason, error=_why(sequence)))
         withheld = self.scheduler.pool.newly_withheld()

@@ -105,6 +105,10 @@ class Scheduler:
             self.finish(sequence, reason)
         return found
 
+    def limit(self, usable: int) -> None:
+        """Give out the first `usable` blocks only from now on, at least those of the longest sequence."""
+        self.pool.limit(usable)
+
     def refresh(self, now: float) -> list[Sequence]:
         """Queue those whose grammar is compiled; end and return those whose grammar failed or whose deadline passed."""
         ended = []

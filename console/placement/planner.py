@@ -137,9 +137,8 @@ def _space(need: Need, card: Card, policy: Policy) -> Iterator[Reason]:
         else:
             yield Reason("mixed", {**values, "models": ", ".join(sorted(card.models - {need.model}))})
     elif reserve > room:
-        yield Reason(
-            "takes", {"takes": reserve, "free": card.free, "share": max(0, int(100 * room / card.total)) / 100}
-        )
+        share = max(0, int(100 * room / card.total)) / 100 if need.takes_share else 0.0
+        yield Reason("takes", {"takes": reserve, "free": card.free, "share": share})
 
 
 def loan(need: Need, card: Card, policy: Policy) -> tuple[str, int]:

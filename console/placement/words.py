@@ -72,6 +72,10 @@ def _mixed(v: Mapping[str, Any]) -> str:
 
 
 def _takes(v: Mapping[str, Any]) -> str:
+    """With what would help: a share of the card for engines that take one, a smaller pool for the others."""
+    if not v["share"]:
+        text = _("Its engine takes {takes} GiB at start and {free} are free: a smaller KV pool would fit.")
+        return text.format(**v)
     return _(
         "Its engine takes {takes} GiB at start and {free} are free; with gpu_memory_utilization {share} it would fit."
     ).format(**v)

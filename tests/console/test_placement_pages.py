@@ -168,6 +168,9 @@ def test_reasons_are_said_in_the_readers_language(world: World) -> None:
     assert "空闲不足" in text and "Too little" not in text
     with translation.override("en"):
         assert words.say(Reason("class", {"theirs": "high", "ours": "low"})).startswith("One card serves")
+        takes = {"takes": 3 << 30, "free": 2 << 30, "share": 0.5}
+        assert "gpu_memory_utilization 0.5" in words.say(Reason("takes", takes))
+        assert words.say(Reason("takes", takes | {"share": 0.0})).endswith("free: a smaller KV pool would fit.")
     with translation.override("zh-hans"):
         assert words.say(Reason("class", {"theirs": "high", "ours": "low"})).startswith("一张卡")
 

@@ -61,6 +61,10 @@ class RecordedScheduler(Scheduler):
         self._write("add", told)
         super().add(sequence)
 
+    def limit(self, usable: int) -> None:
+        self._write("limit", usable)
+        super().limit(usable)
+
     def refresh(self, now: float) -> list[Sequence]:
         compiled = {s.id: s.grammar.error for s in self.compiling if s.grammar is not None and s.grammar.ready}
         self._write("refresh", {"now": now, "compiled": compiled})
@@ -148,6 +152,8 @@ def _tell(scheduler: Scheduler, sequences: dict[int, Sequence], kind: str, what:
                 assert isinstance(grammar, Settled)
                 grammar.ready, grammar.error = True, error
             scheduler.refresh(what["now"])
+        case "limit":
+            scheduler.limit(what)
         case "abort":
             scheduler.abort(what["ids"], FinishReason(what["reason"]))
         case "failed":

@@ -161,7 +161,7 @@ class World:
 
     def lend(self) -> None:
         if self.steps in self.scenario.loans:
-            self.pool.limit(self.scenario.loans[self.steps])
+            self.scheduler.limit(self.scenario.loans[self.steps])
             self.scheduler.check()
         self.runner.give_back(self.pool.newly_withheld())
 

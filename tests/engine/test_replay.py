@@ -20,13 +20,13 @@ def recorded(seed: int) -> RecordedScheduler:
 
 
 def test_what_was_recorded_is_decided_again() -> None:
-    """Over schedules with swaps, deadlines, grammars, aborts and failed steps."""
+    """Over schedules with swaps, deadlines, grammars, aborts, failed steps and loans."""
     kinds: set[str] = set()
     for seed in range(60):
         scheduler = recorded(seed)
         assert replay(scheduler.lines) == scheduler.counts.steps
         kinds |= {next(iter(json.loads(line))) for line in scheduler.lines}
-    assert kinds == {"pools", "add", "refresh", "abort", "step", "sampled", "failed"}
+    assert kinds == {"pools", "add", "refresh", "abort", "step", "sampled", "failed", "limit"}
 
 
 def test_another_decision_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,6 +121,8 @@ def test_a_pool_taken_ahead_does_not_make_an_empty_card_too_small() -> None:
 def test_the_share_that_would_fit_is_told() -> None:
     found = plan(need(takes_share=0.90), [card("a0", used=gib(20))])
     assert codes(found, "a0") == ["takes"] and found.reason.values["share"] == 0.75
+    fixed = plan(need(takes=gib(70)), [card("a0", used=gib(20))])  # no share of the card would help here
+    assert codes(fixed, "a0") == ["takes"] and fixed.reason.values["share"] == 0
 
 
 def test_the_buffer_can_be_read_as_a_part_of_the_card() -> None:
