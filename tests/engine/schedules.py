@@ -282,6 +282,7 @@ def tally(world: World) -> Counter[str]:
     counts, arrivals = world.scheduler.counts, world.scenario.arrivals
     return Counter(
         requests=len(arrivals),
+        loans=len(world.scenario.loans),
         steps=counts.steps,
         tokens=counts.generation_tokens,
         preempted_swap=counts.preemptions["swap"],

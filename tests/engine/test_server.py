@@ -409,12 +409,14 @@ def test_a_unix_socket_a_key_and_a_drain(bundled_model: Path, tmp_path: Path) ->
         assert httpx.get(f"{engine.url}/health").status_code == 200
         assert httpx.post(f"{engine.url}/v1/chat/completions", json={}).status_code == 404
         assert httpx.get(f"{engine.url}/v1/models").status_code == 404
+        assert httpx.put(f"{engine.url}/pool", json={"usable_blocks": 1}).status_code == 404
         transport = httpx.HTTPTransport(uds=str(path))
         auth = {"authorization": "Bearer secret-key"}
         with httpx.Client(transport=transport, base_url="http://engine", timeout=60) as api:
             for headers in ({}, {"authorization": "Bearer wrong"}):
                 refused = api.get("/v1/models", headers=headers)
                 assert refused.status_code == 401
+                assert api.put("/pool", json={"usable_blocks": 1}, headers=headers).status_code == 401
                 assert "secret" not in refused.text
             assert api.get("/v1/models", headers=auth).status_code == 200
             body = {"model": NAME, "messages": STORY, "max_tokens": 40, "ignore_eos": True}

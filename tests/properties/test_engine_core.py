@@ -34,7 +34,7 @@ def test_seeded_schedules_exercise_everything() -> None:
         world = World(seeded(seed))
         world.play()
         seen += tally(world)
-    wanted = ["preempted_swap", "preempted_recompute", "swapped_in_blocks", "host_evictions", "with_grammar"]
+    wanted = ["preempted_swap", "preempted_recompute", "swapped_in_blocks", "host_evictions", "with_grammar", "loans"]
     wanted += [f"ended_{reason}" for reason in ("stop", "length", "abort", "deadline", "error")]
     assert [name for name in wanted if seen[name] < 50] == []
 
