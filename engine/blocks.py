@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 
+NEIGHBOURS = 8
+"""Blocks on either side that may share a page of 4 KiB with one, as small as keys of one head can be."""
 Spill = Callable[[int, bytes], object]
 """Told of a block whose shared content is about to be overwritten, and its hash."""
 
@@ -29,7 +31,7 @@ class BlockPool:
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._usable = num_blocks
         self._withheld: set[int] = set()
-        self._lately_withheld = False
+        self._new: list[int] = []  # of these, since somebody asked
 
     @property
     def usable(self) -> int:
@@ -112,7 +114,11 @@ class BlockPool:
             self._by_hash[digest] = block
 
     def limit(self, usable: int) -> None:
-        """Give out the first `usable` blocks only, 1 to `num_blocks`. Prefixes beyond are found no more."""
+        """Give out the first `usable` blocks only. Prefixes beyond are found no more.
+
+        The caller leaves as many as the longest sequence needs, or that one never ends.
+        """
+        usable = max(1, min(usable, self.num_blocks))
         for block in range(usable, self._usable):
             self._forget(block, lambda block, digest: None)
             if self._refs[block] == 0:
@@ -126,16 +132,21 @@ class BlockPool:
         self._usable = usable
 
     def newly_withheld(self) -> list[tuple[int, int]]:
-        """All runs of withheld blocks (first, count) if there are more of them than at the last call, else none."""
-        if not self._lately_withheld:
-            return []
-        self._lately_withheld = False
+        """Runs (first, count) of blocks that were withheld since the last call, each with its nearest neighbours.
+
+        Some of those share a page of memory with it, which only all of them together can give back.
+        """
         runs: list[tuple[int, int]] = []
-        for block in sorted(self._withheld):
-            if runs and block == sum(runs[-1]):
-                runs[-1] = (runs[-1][0], runs[-1][1] + 1)
-            else:
-                runs.append((block, 1))
+        for block in sorted(self._new):
+            end = sum(runs[-1]) if runs else 0
+            for near in range(max(block - NEIGHBOURS, end), block + NEIGHBOURS + 1):
+                if near not in self._withheld:
+                    continue
+                if runs and near == sum(runs[-1]):
+                    runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+                else:
+                    runs.append((near, 1))
+        self._new = []
         return runs
 
     def check(self, tables: Iterable[list[int]]) -> None:
@@ -165,7 +176,7 @@ class BlockPool:
 
     def _withhold(self, block: int) -> None:
         self._withheld.add(block)
-        self._lately_withheld = True
+        self._new.append(block)
 
     def _forget(self, block: int, spill: Spill) -> None:
         digest = self._hash[block]

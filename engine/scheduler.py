@@ -106,7 +106,7 @@ class Scheduler:
         return found
 
     def limit(self, usable: int) -> None:
-        """Give out the first `usable` blocks only from now on, at least those of the longest sequence."""
+        """Give out the first `usable` blocks only from now on; the caller leaves the longest sequence room."""
         self.pool.limit(usable)
 
     def refresh(self, now: float) -> list[Sequence]:

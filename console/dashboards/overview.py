@@ -51,6 +51,8 @@ class ReplicaNow:
 
     @property
     def kv_used_blocks(self) -> int | None:
+        if "held_blocks" in self.stats:  # of a pool that lends, blocks are neither free nor used
+            return int(self.stats["held_blocks"])
         total, free = self.stats.get("num_blocks"), self.stats.get("free_blocks")
         return None if total is None or free is None else total - free
 

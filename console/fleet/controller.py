@@ -70,6 +70,7 @@ class Controller:
                 self.tick()
             except DatabaseError as error:
                 log.warning("controller: the database does not answer: %s", first_line(error))
+                self.heartbeats.lend_nothing()
                 close_old_connections()
                 stop.wait(1.0)
             stop.wait(TICK_S)
@@ -80,6 +81,7 @@ class Controller:
         """One look at every deployment and canary, at most one step for each replica; nothing while another leads."""
         if not self._leads():
             self.devices.tell(None)
+            self.heartbeats.lend_nothing()
             return
         if not Device.objects.exists():  # the very first look: nobody can be placed before it
             self.devices.look()

@@ -181,6 +181,12 @@ class Heartbeats:
             if pulse is not None:
                 pulse.loan.uds, pulse.loan.share = uds, share
 
+    def lend_nothing(self) -> None:
+        """Another controller leads, or may: it tells lenders what they may use. What they were told holds."""
+        with self._lock:
+            for pulse in self._pulses.values():
+                pulse.loan = _Loan()
+
     def forget(self, replica_id: str) -> None:
         """The worker is gone."""
         with self._lock:

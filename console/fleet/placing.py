@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -166,6 +167,8 @@ class Devices:
         """Who lives now; None: another controller leads, and looks."""
         with self._lock:
             self._living = None if living is None else dict(living)
+        if living is None:
+            self.pools = {}
 
     def soon(self) -> None:
         """Somebody has gone, or waits for memory that is being freed: look before it is time."""
@@ -215,7 +218,7 @@ class Devices:
 
 def with_stats(living: Living, stats: Mapping[str, Any]) -> Living:
     """A live worker with what it said last."""
-    return replace(living, busy=stats.get("busy"), kv_usage=pool_usage(stats))
+    return replace(living, busy=stats.get("busy"), kv_usage=pool_usage(stats), kv_wanted=pool_wanted(stats))
 
 
 def pool_usage(stats: Mapping[str, Any]) -> float | None:
@@ -223,3 +226,12 @@ def pool_usage(stats: Mapping[str, Any]) -> float | None:
     if "held_blocks" in stats and stats.get("num_blocks"):
         return float(stats["held_blocks"]) / float(stats["num_blocks"])
     return stats.get("kv_usage")
+
+
+def pool_wanted(stats: Mapping[str, Any]) -> float | None:
+    """The same with what requests wait for, unless they wait for a slot: a pool that is kept small is never full."""
+    usage = pool_usage(stats)
+    if usage is None or stats.get("running", 0) >= stats.get("max_num_seqs", math.inf):
+        return usage
+    blocks = stats.get("waiting_tokens", 0) / max(1, stats.get("block_size", 1))
+    return min(1.0, usage + blocks / stats["num_blocks"]) if stats.get("num_blocks") else usage

@@ -15,7 +15,7 @@ from console.fleet.actions import move_replica
 from console.fleet.ending import Endings
 from console.fleet.heartbeat import Heartbeats
 from console.fleet.models import Replica
-from console.fleet.placing import Devices, NoPlace, Place, Places, pool_usage
+from console.fleet.placing import Devices, NoPlace, Place, Places, pool_usage, pool_wanted
 from console.fleet.reshape import Known
 from console.fleet.wear import Wear
 from console.fleet.worker_logs import last_line
@@ -164,8 +164,9 @@ class Workers:
             self._heartbeats.forget(str(replica.id))
             return None
         self._heartbeats.watch(str(replica.id), verifying.address_of(replica, facts))
-        if replica.id in self._devices.pools:
-            self._heartbeats.lend(str(replica.id), replica.uds, self._devices.pools[replica.id])
+        share = self._devices.pools.get(replica.id)
+        if share is not None:
+            self._heartbeats.lend(str(replica.id), replica.uds, share)
         return self._heartbeats.heard(str(replica.id))
 
     def _living_of(self, replica: Replica, view: WorkerView, facts: Mapping[str, Any]) -> Living:
@@ -177,6 +178,7 @@ class Workers:
             weights_bytes=int(facts.get("weights_bytes") or 0),
             kv_bytes=int(facts.get("kv_bytes") or 0),
             kv_usage=pool_usage(stats),
+            kv_wanted=pool_wanted(stats),
             runtime=runtime.requirement if runtime else "",
         )
 

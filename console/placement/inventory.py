@@ -7,6 +7,7 @@ devices in the same order as `place`, so that a look and a decision never cross.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -33,6 +34,7 @@ WRITE_EVERY = timedelta(seconds=10)
 """A device that shows nothing new is written so seldom."""
 RUNS = 8
 """How many runs the mean of an overhead follows."""
+_OF_THE_MOMENT = frozenset(("kv_used", "kv_wanted"))  # of what an engine tells: old ones mean nothing
 State = Reservation.State
 
 
@@ -48,7 +50,8 @@ class Living:
     busy: float | None = None
     weights_bytes: int = 0
     kv_bytes: int = 0  # of the whole pool
-    kv_usage: float | None = None  # share of the whole pool, 0 to 1
+    kv_usage: float | None = None  # share of the whole pool that its requests hold, 0 to 1
+    kv_wanted: float | None = None  # and with those that wait for room in it
     runtime: str = ""
 
 
@@ -209,7 +212,8 @@ class Inventory:
             line.measured_peak_bytes = max(line.measured_peak_bytes or 0, line.measured_bytes)
             worker = workers.get(line.replica_id)
             if worker is not None:
-                line.measured_parts = {**line.measured_parts, **_told(worker)}
+                known = {name: size for name, size in line.measured_parts.items() if name not in _OF_THE_MOMENT}
+                line.measured_parts = {**known, **_told(worker)}
                 self._learn(line, device, worker)
             if before != (line.measured_bytes, line.measured_peak_bytes, line.measured_parts):
                 changed.append(line)
@@ -256,13 +260,16 @@ class Inventory:
     @staticmethod
     def _warn(devices: Mapping[UUID, Device], lines: list[Reservation], found: Look) -> None:
         living = [device for device in devices.values() if device.lost_at is None]
-        lent: dict[str, int] = {}
         for card in queries.cards(living, lines, with_disks=False):
             found.alarms += _alarms(card)
-            lent |= card.lent_out
+        lent = Counter[UUID]()
         for line in lines:
-            if line.lends and line.pool_bytes:
-                found.pools[line.replica_id] = max(0.0, 1 - lent.get(str(line.replica_id), 0) / line.pool_bytes)
+            if line.lent_from_id is not None:
+                lent[line.lent_from_id] += line.lent_bytes
+        for line in lines:
+            pool = line.measured_parts.get("kv") if line.lends else None
+            if pool:
+                found.pools[line.replica_id] = max(0.0, min(1.0, (line.pool_bytes - lent[line.id]) / pool))
 
 
 def target(line: Reservation, worker: Living | None) -> int:
@@ -331,9 +338,10 @@ def _shows(device: Device, one: Measured, ours: set[int], now: datetime) -> bool
 def _told(worker: Living) -> dict[str, int]:
     """What an engine says it holds."""
     told = {"weights": worker.weights_bytes, "kv": worker.kv_bytes}
-    if worker.kv_usage is not None:
-        told["kv_used"] = int(worker.kv_bytes * worker.kv_usage)
-    return {name: size for name, size in told.items() if size or name == "kv_used"}
+    for name, share in (("kv_used", worker.kv_usage), ("kv_wanted", worker.kv_wanted)):
+        if share is not None:
+            told[name] = int(worker.kv_bytes * share)
+    return {name: size for name, size in told.items() if size or name in _OF_THE_MOMENT}
 
 
 def _left_behind(line: Reservation, device: Device, lines: Sequence[Reservation], one: Measured | None) -> int:

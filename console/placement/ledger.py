@@ -13,7 +13,7 @@ from functools import cached_property
 from engine.footprint import Footprint
 
 LEND_UNTIL = 0.70
-"""What a lender holds is at most this share of what a loan leaves it, when the loan is made."""
+"""What a lender holds or needs is at most this share of what a loan leaves it, when the loan is made."""
 DRAIN_FROM = 0.90
 """From this share on its newest borrower is drained."""
 
@@ -25,7 +25,7 @@ class Resident:
     """One line of the ledger: what a replica holds of a card, in bytes. `lent` is the part that `lender` lent to it.
 
     A lender never lends below `floor`, and `in_use` is what it cannot do without: less than it holds, where its cache
-    of prefixes lies in memory that nobody uses. None: as much as it holds.
+    of prefixes lies in memory that nobody uses; more, where requests wait for room. None: as much as it holds.
     """
 
     replica: str
@@ -117,10 +117,11 @@ class Card:
         return resident.reserved - self.lent_out.get(resident.replica, 0)
 
     def lendable(self, resident: Resident) -> int:
-        """Bytes that a resident can lend and still hold at most LEND_UNTIL of what is left to it."""
+        """Bytes that a resident can lend and still hold and need at most LEND_UNTIL of what is left to it."""
         if not resident.lends or resident.releasing or resident.lender:
             return 0
-        return max(0, self.left(resident) - max(resident.floor, int(resident.measured / LEND_UNTIL)))
+        needed = max(resident.measured, resident.in_use or 0)
+        return max(0, self.left(resident) - max(resident.floor, int(needed / LEND_UNTIL)))
 
     @cached_property
     def best_lender(self) -> tuple[str, int]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from console.catalog.models import Model, Runtime
 from console.errors import Refused
-from console.placement.ledger import Need
+from console.placement.ledger import LEND_UNTIL, Need
 from console.placement.models import Device
 from engine import footprint
 from engine.footprint import Footprint, Shape
@@ -143,9 +143,15 @@ def need_of(
         binding=tuple(config.get("binding") or ()),
         threads=int(config.get("threads") or 0),
         lends=bool(config.get("lends")) and engine == "embedded",
-        floor=found.peak.total - found.peak.kv + found.window_kv,
+        floor=_floor(found),
         borrows=borrows,
     )
+
+
+def _floor(found: Sizing) -> int:
+    """What a lender keeps: one whole window, and so much that it is not pressed before it has done anything."""
+    besides = found.peak.total - found.peak.kv
+    return max(besides + found.window_kv, int(besides / LEND_UNTIL))
 
 
 def _takes(found: Sizing, engine: str, parameters: Mapping[str, Any]) -> int:

@@ -90,9 +90,9 @@ def resident_of(line: Reservation, names: dict[UUID, str]) -> Resident:
 
 
 def _in_use(line: Reservation) -> int | None:
-    """What a lender cannot do without: all but its pool, and what requests hold of that. None: it does not tell."""
-    used = line.measured_parts.get("kv_used") if line.lends else None
-    return None if used is None else line.besides_pool_bytes + int(used)
+    """What a lender cannot do without: all but its pool, and what requests hold or wait for. None: it does not tell."""
+    wanted = line.measured_parts.get("kv_wanted") if line.lends else None
+    return None if wanted is None else line.besides_pool_bytes + int(wanted)
 
 
 def models_by_node() -> dict[UUID, frozenset[str]]:

@@ -307,11 +307,21 @@ def test_a_borrower_goes_when_its_lender_needs_the_memory(shop: Shop) -> None:
 def test_a_lender_may_use_what_its_loans_leave_of_its_pool_and_all_of_it_again_later(shop: Shop) -> None:
     lender = shop.start(100, 20 * GIB, asked=need(lends=True, takes=76 * GIB, binding=("GPU-0",)), name="big r1")
     plain = shop.start(200, 20 * GIB, asked=need(binding=("GPU-1",)))
+    assert shop.look().pools == {}, "nobody knows yet how large the pool really is"
+    shop.workers[lender] = Living(100, kv_bytes=60 * GIB)
     assert shop.look().pools == {lender: 1.0}
     borrower = uuid.uuid4()
     assert shop.place(borrower, need(weights=24, borrows=True, binding=("GPU-0",)), "small r1").placed
     assert line(lender).pool_bytes == 60 * GIB and line(borrower).lent_bytes == 30 * GIB
     assert shop.look().pools == {lender: 0.5} and plain not in shop.look().pools
+    shop.workers[lender] = Living(100, kv_bytes=15 * GIB)  # it was planned larger than it is: the loan costs it nothing
+    assert shop.look().pools == {lender: 1.0}
+    shop.workers[lender] = Living(100, kv_bytes=120 * GIB)
+    assert shop.look().pools == {lender: 0.25}
+    shop.cards.there = [1]  # the card is not seen: its loans stand
+    assert shop.look().pools == {lender: 0.25}
+    shop.cards.there = [0, 1]
+    shop.workers[lender] = Living(100, kv_bytes=60 * GIB)
     releasing(borrower, "Its lender needs the memory")
     shop.look()
     assert shop.look().pools == {lender: 1.0}
@@ -323,8 +333,13 @@ def test_a_cache_of_prefixes_presses_no_borrower(shop: Shop) -> None:
     assert shop.place(uuid.uuid4(), need(weights=24, borrows=True, binding=("GPU-0",)), "small r1").placed
     shop.cards.held[str(lender)] = 44 * GIB
     for held, kinds in ((0.1, []), (0.49, ["pressed"])):
-        shop.workers[lender] = Living(100, kv_bytes=60 * GIB, kv_usage=held)
+        shop.workers[lender] = Living(100, kv_bytes=60 * GIB, kv_usage=held, kv_wanted=held)
         assert [alarm.kind for alarm in shop.look().alarms] == kinds
+    shop.workers[lender] = Living(100, kv_bytes=60 * GIB, kv_usage=0.2, kv_wanted=0.5)
+    assert [alarm.kind for alarm in shop.look().alarms] == ["pressed"], "its limit keeps requests waiting"
+    shop.cards.held[str(lender)] = 20 * GIB
+    shop.workers[lender] = Living(200, kv_bytes=60 * GIB)  # another worker, which tells nothing yet
+    assert shop.look().alarms == []
 
 
 def test_growth_beyond_what_a_card_has_is_an_alarm_and_admits_nobody(shop: Shop) -> None:
@@ -410,7 +425,8 @@ def test_a_need_follows_from_the_files_and_the_configuration(model: Model) -> No
     assert asked.takes_share == 0.90 and asked.binding == ("GPU-1",) and asked.peak.overhead == 5
     assert not asked.lends  # vLLM allocates at start
     lender = need_of(model, {"lends": True, "parameters": {"max_model_len": 1024}}, engine="embedded")
-    assert lender.lends and lender.floor == lender.peak.total - lender.peak.kv + 1024 * found.kv_bytes_per_token
+    besides = lender.peak.total - lender.peak.kv
+    assert lender.lends and lender.floor == max(besides + 1024 * found.kv_bytes_per_token, int(besides / 0.7))
     halved = need_of(model, {"parameters": {"tensor_parallel": 2}}, engine="vllm")
     assert halved.cards == 2 and halved.peak.weights == 7_600_000_000
 

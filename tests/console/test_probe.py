@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from console import coordination
-from console.fleet import heartbeat, probe, progress
+from console.fleet import heartbeat, placing, probe, progress
 from console.fleet.heartbeat import Heartbeats
 from console.fleet.probe import Answer, NoAnswer, Where
 
@@ -375,3 +375,28 @@ class TestLoans:
         hearts.lend("r", "/s2", 0.5)
         until(lambda: pool.usable == 50)
         assert pool.told[-1] == ("/s2", 50)
+
+    def test_a_controller_that_does_not_lead_tells_nobody(self, hearts: Heartbeats, pool: Pool) -> None:
+        hearts.watch("r", "http://127.0.0.1:1")
+        hearts.lend("r", "/s", 0.5)
+        until(lambda: pool.usable == 50)
+        hearts.lend_nothing()
+        pool.hear_more()
+        pool.usable = 70  # as another controller wants it
+        pool.hear_more()
+        assert (pool.usable, pool.told) == (70, [("/s", 50)])
+
+    @pytest.mark.parametrize(
+        ("said", "usage", "wanted"),
+        [
+            ({"kv_usage": 0.5}, 0.5, 0.5),  # an engine that does not lend
+            ({"held_blocks": 10, "kv_usage": 0.5}, 0.1, 0.1),
+            ({"held_blocks": 10, "waiting_tokens": 320}, 0.1, 0.3),
+            ({"held_blocks": 10, "waiting_tokens": 320, "running": 8}, 0.1, 0.1),  # they wait for a slot
+            ({"held_blocks": 90, "waiting_tokens": 99_999}, 0.9, 1.0),
+            ({"num_blocks": 0, "held_blocks": 0}, None, None),
+        ],
+    )
+    def test_what_is_wanted_of_a_pool(self, said: dict[str, Any], usage: float | None, wanted: float | None) -> None:
+        stats = {"num_blocks": 100, "block_size": 16, "running": 3, "max_num_seqs": 8, "waiting_tokens": 0} | said
+        assert (placing.pool_usage(stats), placing.pool_wanted(stats)) == (usage, pytest.approx(wanted))

@@ -120,6 +120,21 @@ def test_prefixes_beyond_a_limit_are_found_no_more_nor_kept() -> None:
     assert sorted(pool.take(4)) == table
 
 
+def test_a_block_is_named_with_its_neighbours_only() -> None:
+    """They may share a page of memory; naming all that is withheld would cost every sequence that ends."""
+    pool = BlockPool(200, 4)
+    held = pool.take(200)
+    pool.limit(50)
+    pool.release([block for block in held if block % 50])
+    assert pool.newly_withheld() == [(51, 49), (101, 49), (151, 49)]
+    pool.release([100])
+    assert pool.newly_withheld() == [(92, 17)]
+    pool.limit(1 << 40)
+    assert pool.usable == 200
+    pool.limit(0)
+    assert pool.usable == 1
+
+
 def test_only_what_changed_is_withheld() -> None:
     pool = BlockPool(8, 4)
     pool.limit(6)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -274,6 +274,18 @@ def test_a_lender_keeps_its_floor_and_is_pressed_by_what_it_uses_not_by_what_it_
     assert list(pressed(cached)) == [] and cached.lendable(cached.residents[0]) == 0
     (press,) = pressed(cached.with_changed("lender", in_use=27 * GIB))
     assert (press.borrower, press.used) == ("borrower", 27 * GIB)
+
+
+BYTES = st.integers(1, 80 << 10).map(lambda size: size << 20)
+
+
+@given(reserved=BYTES, measured=BYTES, in_use=BYTES, floor=BYTES)
+def test_a_loan_that_was_just_made_presses_nobody(reserved: int, measured: int, in_use: int, floor: int) -> None:
+    lender = resident("lender", reserved, measured=measured, in_use=in_use, lends=True, floor=floor)
+    card = Card("c", "n", "cpu", "EPYC", 80 * GIB).given(lender)
+    lent = card.lendable(lender)
+    loan = card.given(resident("borrower", lent, lender="lender", lent=lent))
+    assert lent == 0 or list(pressed(loan)) == [] and loan.left(lender) >= floor
 
 
 def test_a_loan_is_never_more_than_the_borrower_keeps_or_its_return_would_over_commit() -> None:
