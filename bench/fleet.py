@@ -33,6 +33,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.stack import MODEL, Stack, eventually
@@ -429,9 +431,12 @@ def _card(site: Site) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _pool(uds: Path) -> dict[str, Any]:
     """What a worker says of itself."""
-    with _Unix(uds, 10) as connection:
-        connection.request("GET", "/stats")
-        return dict(json.loads(connection.getresponse().read()))
+    with _worker(uds, 10) as worker:
+        return dict(worker.get("/stats").json())
+
+
+def _worker(uds: Path, timeout_s: float) -> httpx.Client:
+    return httpx.Client(transport=httpx.HTTPTransport(uds=str(uds)), base_url="http://worker", timeout=timeout_s)
 
 
 def _told_otherwise(uds: Path, blocks: int) -> int:
@@ -445,25 +450,6 @@ def _gave_back(site: Site, since: float) -> dict[str, Any] | None:
     return next((row for row in site.transitions(since) if wanted in row["reason"]), None)
 
 
-class _Unix(http.client.HTTPConnection):
-    """HTTP over a worker's socket."""
-
-    def __init__(self, path: Path, timeout: float) -> None:
-        super().__init__("localhost", timeout=timeout)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(str(self._path))
-
-    def __enter__(self) -> _Unix:
-        return self
-
-    def __exit__(self, *_ended: object) -> None:
-        self.close()
-
-
 class LongPrompt(threading.Thread):
     """A prompt straight to one worker, which holds blocks for all of it for as long as it is read."""
 
@@ -474,11 +460,8 @@ class LongPrompt(threading.Thread):
 
     def run(self) -> None:
         body = {"model": _pool(self._uds)["model"], "prompt": [100 + self._number] * LONG, "max_tokens": 4}
-        with contextlib.suppress(OSError, http.client.HTTPException), _Unix(self._uds, 300) as connection:
-            connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
-            response = connection.getresponse()
-            response.read()
-            self.status = response.status
+        with contextlib.suppress(httpx.HTTPError), _worker(self._uds, 300) as worker:
+            self.status = worker.post("/v1/completions", json=body).status_code
 
 
 def _ask_the_worker(uds: Path, count: int) -> list[LongPrompt]:

@@ -183,6 +183,35 @@ def test_a_second_controller_does_nothing_until_the_lease_has_ended(house: House
     house.until_state(State.READY, 2)
 
 
+def test_who_cannot_know_whether_it_leads_tells_no_lender_either(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    house.until_state(State.READY)
+    replica, stop = house.replica(), threading.Event()
+
+    def fail() -> None:
+        stop.set()
+        raise OperationalError("the connection is closed")
+
+    house.leader.heartbeats.lend(str(replica.id), replica.uds, 0.5)
+    monkeypatch.setattr(house.leader, "tick", fail)
+    house.leader.run(stop)
+    assert house.leader.heartbeats._pulses[str(replica.id)].loan.uds == ""
+
+
+def test_who_does_not_lead_tells_no_lender_what_it_may_use(house: House) -> None:
+    """The other controller does, and two that disagree would wipe a lender's prefixes twice a second."""
+    house.until_state(State.READY)
+    replica, first = house.replica(), house.leader
+    loan = first.heartbeats._pulses[str(replica.id)].loan
+    first.heartbeats.lend(str(replica.id), replica.uds, 0.5)
+    assert (loan.uds, loan.share) == (replica.uds, 0.5)
+    first.devices.pools = {replica.id: 0.5}
+    house.take_over("second")
+    house.until(lambda: house.leader.lease.epoch == 2)
+    first.lease.doubt()
+    first.tick()
+    assert first.heartbeats._pulses[str(replica.id)].loan.uds == "" and not first.devices.pools
+
+
 def test_fewer_replicas_drain_while_the_others_are_looked_after(house: House) -> None:
     Deployment.objects.update(desired_replicas=2)
     house.until_state(State.READY, 1)

@@ -475,3 +475,10 @@ def test_what_lies_between_the_engines_first_token_and_ours_is_decode() -> None:
         shares = trace.of_record(row, until_first_token)
         assert sum(share.share for share in shares if share.layer == "none") < 0.001
         assert sum(share.share for share in shares) == pytest.approx(1, abs=0.001)
+
+
+def test_what_a_replica_lends_is_neither_used_nor_free(world: World) -> None:
+    told = {"num_blocks": 100, "free_blocks": 30, "kv_usage": 0.25}
+    assert overview.ReplicaNow(world.replica, told).kv_used_blocks == 70  # an engine that does not lend
+    assert overview.ReplicaNow(world.replica, told | {"held_blocks": 10}).kv_used_blocks == 10
+    assert overview.ReplicaNow(world.replica, {}).kv_used_blocks is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 import uuid
@@ -14,6 +15,7 @@ from threading import Barrier, BrokenBarrierError
 from typing import Any
 
 import pytest
+from django.apps import apps
 from django.db import IntegrityError, connection, transaction
 from django.utils import timezone
 
@@ -325,6 +327,16 @@ def test_a_lender_may_use_what_its_loans_leave_of_its_pool_and_all_of_it_again_l
     releasing(borrower, "Its lender needs the memory")
     shop.look()
     assert shop.look().pools == {lender: 1.0}
+
+
+def test_lenders_of_before_an_upgrade_lend_no_more_than_they_have_lent(shop: Shop) -> None:
+    """Nobody reckoned what they have to keep: that is known once they are placed anew."""
+    lender = shop.start(100, 20 * GIB, asked=need(lends=True, takes=76 * GIB, binding=("GPU-0",)))
+    other = shop.start(200, 20 * GIB, asked=need(binding=("GPU-1",)))
+    assert line(lender).floor_bytes == 0 and queries.cards()[0].best_lender[1] > 0
+    importlib.import_module("console.placement.migrations.0005_floor_bytes").keep_all(apps, None)
+    assert (line(lender).floor_bytes, line(other).floor_bytes) == (76 * GIB, 0)
+    assert queries.cards()[0].best_lender == ("", 0)
 
 
 def test_a_cache_of_prefixes_presses_no_borrower(shop: Shop) -> None:
