@@ -193,6 +193,8 @@ def test_who_cannot_know_whether_it_leads_tells_no_lender_either(house: House, m
 
     house.leader.heartbeats.lend(str(replica.id), replica.uds, 0.5)
     monkeypatch.setattr(house.leader, "tick", fail)
+    for work in (house.leader.heartbeats, house.leader.devices):  # the house runs them already
+        monkeypatch.setattr(work, "run", lambda _stop: None)
     house.leader.run(stop)
     assert house.leader.heartbeats._pulses[str(replica.id)].loan.uds == ""
 
